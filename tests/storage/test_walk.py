@@ -157,10 +157,10 @@ def test_pages_are_asked_for_at_once(
     names: list[str], server: ListServer, lister: FolderLister
 ) -> None:
     server.put(names)
-    server.together = 12
+    server.together = 4
     assert lister.find("s3://bucket", server.options) == (dict.fromkeys(names, 1), 1)
-    assert 12 <= server.most <= AT_ONCE
-    assert 200 <= server.lists <= 300
+    assert 4 <= server.most <= AT_ONCE
+    assert 200 <= server.lists <= 400  # guesses, which depend on what answers come first
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 11, 12])
