@@ -189,7 +189,7 @@ def test_private_buffers_take_no_descriptors() -> None:
     kept = [buffers.take() for _ in range(20)]
     for buffer in kept:
         buffer.place(10 * ALIGN)[1][:] = 1
-    assert descriptors() == before
+    assert descriptors() <= before  # what earlier tests had open may be closed
     buffers.close()
 
 
