@@ -1433,6 +1433,7 @@ def test_handlers_of_the_trainer_are_not_for_its_processes(packed: Packed) -> No
             got += iterator
             assert labels(got) == labels(pictures(packed(COUNTS)))
             os.kill(pid, signal.SIGTERM)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             loader.set_epoch(1)
             with pytest.raises(WorkerError, match="was killed by SIGTERM"):
                 list(loader)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -33,8 +33,11 @@ def descriptors() -> list[str]:
 
 def children() -> set[int]:
     """Children of this process, also those that ended and were not waited for."""
-    tasks = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for task in tasks for pid in task.read_text().split()}
+    found: set[int] = set()
+    for task in Path("/proc/self/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ends just now
+            found.update(map(int, task.read_text().split()))
+    return found
 
 
 def settle() -> None:
