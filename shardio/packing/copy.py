@@ -334,7 +334,7 @@ def _to_directory(one: _Work, root: Location, folder: str, way: _Way, count: _Co
     """Copy a dataset into a directory, which is locked while it is written."""
     local.make_directory(folder)
     if not one.dataset_id:
-        _write_last(folder, one.last, count)
+        _write_last(one.target, one.last, count)
         return
     with output_dir.own_unplanned(folder, one.dataset_id, resumes=True, shards=one.shards) as owner:
         for item in one.items:
@@ -344,9 +344,9 @@ def _to_directory(one: _Work, root: Location, folder: str, way: _Way, count: _Co
         else:
             _copy_files(one.items, root, folder, way.overwrite, count)
         if one.shards is None:
-            _write_last(folder, one.last, count)
+            _write_last(one.target, one.last, count)
             owner.clean()
-    if one.shards is not None and _has_last(folder, one.last):  # a part that is copied again
+    if one.shards is not None and _has_last(one.target, one.last):  # a part that is copied again
         output_dir.clean_up(folder, stored=one.dataset_id)
 
 
@@ -456,21 +456,24 @@ def _write_file(folder: str, item: _Item, file: File | None, count: _Count, agai
     _write_file(folder, item, file, count, again - 1)
 
 
-def _write_last(folder: str, item: _Item, count: _Count) -> None:
+# --- what comes last ------------------------------------------------------------------------------
+
+
+def _write_last(target: Target, item: _Item, count: _Count) -> None:
     """Write the manifest, or the file of the splits, unless it is there."""
     assert item.data is not None
-    if _has_last(folder, item):
+    if _has_last(target, item):
         count.keep(item)
         return
-    local.write_file(folder, item.name, item.data)
+    target.write(item.name, item.data)
     count.add(item.size)
     count.finish(item)
 
 
-def _has_last(folder: str, item: _Item) -> bool:
+def _has_last(target: Target, item: _Item) -> bool:
     """Return whether just this manifest, or file of the splits, is there."""
     with contextlib.suppress(FileNotFoundError, DamageError):
-        return LocalDirectory(folder).read(item.name, manifest.MAX_MANIFEST) == item.data
+        return target.read(item.name, manifest.MAX_MANIFEST) == item.data
     return False
 
 
@@ -484,19 +487,7 @@ def _to_store(one: _Work, root: Location, target: RemoteLocation, way: _Way, cou
     else:
         _put_files(one.items, root, target, way, count)
     if one.shards is None:
-        _put_last(one.last, target, count)
-
-
-def _put_last(item: _Item, target: RemoteLocation, count: _Count) -> None:
-    """Put the manifest, or the file of the splits, unless it is there."""
-    assert item.data is not None
-    with contextlib.suppress(FileNotFoundError, DamageError):
-        if target.read(item.name, manifest.MAX_MANIFEST) == item.data:
-            count.keep(item)
-            return
-    target.write(item.name, item.data)
-    count.add(item.size)
-    count.finish(item)
+        _write_last(target, one.last, count)
 
 
 def _put_files(
