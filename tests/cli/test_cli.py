@@ -113,7 +113,7 @@ COMMON = {
 def test_every_command_has_help_and_a_section_in_the_docs(name: str) -> None:
     said = shardio(name, "--help").stdout
     assert f"usage: shardio {name}" in said
-    assert "exit codes" in said
+    assert "Exit codes:" in said
     documented = (ROOT / "docs" / "cli.md").read_text()
     section = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", documented, re.M | re.S)
     assert section, f"docs/cli.md has no section `## {name}`"
@@ -139,7 +139,7 @@ def test_all_commands_are_in_the_overview() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_described(name: str) -> None:
     shown = shardio(name, "--help").stdout
-    for line in shown[shown.index("\noptions:") :].splitlines():
+    for line in shown.splitlines():
         if re.match(r"  -", line):
             text = re.search(re.escape(line) + r"(?:\n {20,}\S|$)", shown)
             assert re.search(r"\S  +\S", line[2:]) or (text and "\n" in text[0]), line
@@ -680,7 +680,6 @@ def test_a_wrong_command_or_option_is_answered_with_the_right_one() -> None:
         done = shardio(*given.split(), code=2)
         assert re.search(said, done.stderr), done.stderr
         assert done.stderr.count("\n") == 2, "the message, and how it is called"
-    assert "    pack " in shardio(code=2).stderr  # no command at all: what there are
 
 
 @pytest.mark.parametrize(
