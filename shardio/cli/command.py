@@ -51,8 +51,8 @@ class Command:
         self.goes_on, self.examples = goes_on, examples
         self._described, self._options = described.split(), options
 
-    def declare(self, parser: argparse.ArgumentParser) -> None:
-        """Add all options to the parser of this command, in their groups."""
+    def declare(self, parser: argparse.ArgumentParser) -> list[argparse.Action]:
+        """Add all options to the parser of this command, in their groups. Return them."""
         texts = descriptions(self._described)
         options = [*self._options, JSON, QUIET]
         titles = {name: _title(name) for name, _ in options}
@@ -61,12 +61,13 @@ class Command:
             for title in ("Arguments", *GROUPS)
             if title in titles.values()
         }
-        for name, more in options:
-            added = groups[titles[name]].add_argument(name, **more)
-            if added.help is None:
-                added.help = self._as_help(texts.get(added.dest, ""))
+        added = [groups[titles[name]].add_argument(name, **more) for name, more in options]
+        for one in added:
+            if one.help is None:
+                one.help = self._as_help(texts.get(one.dest, ""))
         text = "show this help and exit"
         groups["Output"].add_argument("-h", "--help", action="help", help=text)
+        return added
 
     def _as_help(self, text: str) -> str:
         """Return a description with options called as on the command line: `jpeg_tiles` is not."""

@@ -14,11 +14,33 @@ from ..errors import printable, there_are
 from . import exit_codes
 from .advise import BENCH, DEMO, EXPLAIN, TUNE
 from .cache import CACHE
-from .command import Command
+from .command import Command, option
+from .completion import SHELLS, script
 from .convert import COPY, EXPORT, INDEX, UNPACK
 from .look import CAT, INFO, LS, VERIFY
+from .output import Output
 from .pack import COMMIT, GC, PACK, PLAN
 
+
+def _completion(output: Output, *, shell: str) -> int:
+    parser, of_commands = parsers()
+    options = {one.name: one.declare(of_commands[one.name]) for one in COMMANDS}
+    text = script(parser, options, shell)
+    return output.show(text, {"shell": shell, "script": text}, text)
+
+
+COMPLETION = Command(
+    "completion",
+    "print the script by which a shell completes commands, options and values",
+    _completion,
+    "",
+    option("shell", "SHELL", ", ".join(SHELLS), choices=SHELLS),
+    examples=(
+        "shardio completion bash > ~/.shardio.bash  # and source it in ~/.bashrc",
+        "shardio completion fish > ~/.config/fish/completions/shardio.fish",
+    ),
+    forks=False,
+)
 COMMANDS = (
     *(
         PACK,
@@ -39,6 +61,7 @@ COMMANDS = (
     ),
     COPY,
     CACHE,
+    COMPLETION,
 )
 FIRST = (DEMO, PACK, BENCH)  # what a newcomer runs, by its first example
 _MOST_COLUMNS = 100  # of help: longer lines are hard to read
@@ -133,7 +156,7 @@ def parsers() -> tuple[_Parser, dict[str, _Parser]]:
     options.add_argument("-h", "--help", action="help", help="show this help and exit")
     version = f"shardio {__version__}"
     options.add_argument("--version", action="version", version=version, help="name the version")
-    return parser, {
+    of_commands = {
         command.name: added.add_parser(
             command.name,
             command=command,
@@ -143,6 +166,9 @@ def parsers() -> tuple[_Parser, dict[str, _Parser]]:
         )
         for command in COMMANDS
     }
+    topic = added.add_parser("help", add_help=False, help="show the options of a command")
+    topic.add_argument("command", metavar="COMMAND", nargs="?", choices=[*of_commands])
+    return parser, of_commands
 
 
 def parse(arguments: Sequence[str]) -> tuple[Command, dict[str, Any]] | None:

@@ -59,7 +59,7 @@ COMMANDS = (
         "verify",
         "explain",
     ),
-    *("tune", "bench", "demo", "gc", "copy", "cache"),
+    *("tune", "bench", "demo", "gc", "copy", "cache", "completion"),
 )
 
 
@@ -216,6 +216,7 @@ def test_no_command_imports_torch(name: str, source: Path, out: Path, tmp_path: 
         "tune": [out, "--batch-size", "4"],
         "bench": [out, "--workers", "0"],  # which fails soon: these files are no images
         "cache": ["ls", out],
+        "completion": ["bash"],
     }.get(name, [out])
     found = imported(name, *arguments)
     assert "shardio.formats.manifest" in found or name == "cache"
@@ -361,6 +362,7 @@ def test_json_is_one_object_and_all_of_stdout(
         "cat": [out, "0"],
         "tune": [out, "--batch-size", "4"],
         "cache": ["ls", out],
+        "completion": ["bash"],
     }
     if name == "commit":
         shardio("pack", source, tmp_path / "parts", "--part", "1/1")
@@ -683,7 +685,12 @@ def test_a_wrong_command_or_option_is_answered_with_the_right_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in COMMANDS if name not in ("pack", "plan", "index", "demo", "cache")]
+    "name",
+    [
+        name
+        for name in COMMANDS
+        if name not in ("pack", "plan", "index", "demo", "cache", "completion")
+    ],
 )
 def test_what_is_not_packed_is_said(name: str, tmp_path: Path, run: Run) -> None:
     more = {

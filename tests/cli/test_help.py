@@ -67,6 +67,11 @@ def test_help_is_as_wide_as_the_terminal_up_to_100_columns(
 EXAMPLES = [(command.name, example) for command in COMMANDS for example in command.examples]
 
 
+def words_of(example: str) -> list[str]:
+    """The words of a call, without what the shell takes."""
+    return shlex.split(example.partition(" > ")[0], comments=True)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_command_has_examples_of_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     examples = [example for of, example in EXAMPLES if of == name]
@@ -76,7 +81,7 @@ def test_every_command_has_examples_of_itself(name: str, monkeypatch: pytest.Mon
     for example in examples:
         assert f"\n  {example}\n" in shown
         assert len(example) <= 78
-        words = shlex.split(example, comments=True)
+        words = words_of(example)
         command, _ = parse(words[1:]) or pytest.fail("no command")
         assert words[0] == "shardio" and command.name == words[1]
 
@@ -98,7 +103,7 @@ def test_examples_do_what_they_say(
     if name == "index":
         (tmp_path / "exported").rename(tmp_path / "tars")
     monkeypatch.chdir(tmp_path)
-    assert main(shlex.split(example, comments=True)[1:]) == 0
+    assert main(words_of(example)[1:]) == 0
 
 
 @pytest.fixture(scope="module")
