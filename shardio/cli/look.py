@@ -238,16 +238,19 @@ def _cat(
     if field not in fields:
         raise OptionError(f"--field {printable(field)}: no such field; {there_are(fields, field)}")
     value = sample[field]
-    if output.json:
+    facts = {"index": index, "key": key_text(sample["__key__"]), "field": field}
+    if output.json and file is None:
         content = {"base64": as_base64(value)} if isinstance(value, bytes) else {"value": value}
-        facts = {"index": index, "key": key_text(sample["__key__"]), "field": field}
         return output.show("", facts | content)
     if value is None:
         raise OptionError(f"record {index} has no {printable(field)}: it is null")
     if file is not None:
         folder, name = os.path.split(os.path.abspath(file))
-        write_file(folder, name, _as_bytes(value), replace=overwrite)
-        return DONE
+        written = _as_bytes(value)
+        write_file(folder, name, written, replace=overwrite)
+        return (
+            output.show("", facts | {"file": file, "bytes": len(written)}) if output.json else DONE
+        )
     if isinstance(value, bytes) and fields[field] in ("image", "bytes") and sys.stdout.isatty():
         raise OptionError(
             f"{field} is {len(value):,} bytes, not text; write it with --output FILE, or into a "

@@ -6,10 +6,11 @@ import base64
 import contextlib
 import dataclasses
 import json
+import math
 import mmap
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from .exit_codes import DONE
@@ -90,8 +91,11 @@ class Output:
 
 
 def as_json(value: Any) -> str:
-    """Return a value as JSON, with dataclasses as objects, and bytes as {"base64": ...}."""
-    return json.dumps(value, default=_json_value)
+    """Return a value as JSON, with dataclasses as objects, and bytes as {"base64": ...}.
+
+    What is no number (NaN, infinities) is null, since JSON has no name for it.
+    """
+    return json.dumps(_plain(value), allow_nan=False)
 
 
 def as_base64(value: bytes) -> str:
@@ -99,10 +103,18 @@ def as_base64(value: bytes) -> str:
     return base64.b64encode(value).decode("ascii")
 
 
-def _json_value(value: Any) -> Any:
-    """Return what JSON can hold of bytes, arrays, and what is in these: complex numbers, times."""
+def _plain(value: Any) -> Any:
+    """Return what JSON can hold of a value, also of what is in arrays: complex numbers, times."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, int)):
+        return value
     if isinstance(value, bytes):
         return {"base64": as_base64(value)}
+    if isinstance(value, (tuple, list)):
+        return [_plain(one) for one in value]
     if dataclasses.is_dataclass(value):
-        return vars(value)
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+        value = vars(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    return _plain(value.tolist()) if hasattr(value, "tolist") else str(value)

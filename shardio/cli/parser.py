@@ -31,7 +31,7 @@ def _completion(output: Output, *, shell: str) -> int:
 
 COMPLETION = Command(
     "completion",
-    "print the script by which a shell completes commands, options and values",
+    "print the script by which a shell completes what is typed",
     _completion,
     "",
     option("shell", "SHELL", ", ".join(SHELLS), choices=SHELLS),
@@ -72,6 +72,10 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
     def __init__(self, prog: str, **more: Any) -> None:
         super().__init__(prog, **more | {"width": _columns()})
+
+    def format_help(self) -> str:
+        self._action_max_length += 2  # commands are indented twice, which argparse forgets
+        return super().format_help()
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(text, width, break_on_hyphens=False)

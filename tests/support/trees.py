@@ -151,4 +151,5 @@ def shardio(
 
 
 def shardio_json(*arguments: str | bytes | Path, code: int = 0) -> Any:
-    return json.loads(shardio(*arguments, "--json", code=code).stdout)
+    """The one JSON object that a command prints. It has no NaN, which other parsers refuse."""
+    return json.loads(shardio(*arguments, "--json", code=code).stdout, parse_constant=pytest.fail)
