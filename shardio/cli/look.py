@@ -13,7 +13,7 @@ from ..errors import DependencyError, OptionError, printable, there_are
 from ..names import key_text
 from .command import EXECUTOR, JOBS, OUT, PARTS, ROOT, STORE, Command, option, take_storage
 from .exit_codes import DAMAGED, DONE, FAILED
-from .output import Output, as_base64, as_json
+from .output import Output, as_base64, as_json, paint
 
 if TYPE_CHECKING:
     from ..dataset.reader import Reader
@@ -307,7 +307,11 @@ def _verify(output: Output, **call: Any) -> int:
     storage = take_storage(call)
     with output.progress("verifying") as progress:
         found = verify(**call, storage=storage, progress=progress, announce=output.announce)
-    output.show(found, brief="\n".join([*map(str, found.damages), *found.unread]))
+    told = "\n".join([*map(str, found.damages), *found.unread])
+    style = "bad" if told else "good"
+    output.show(
+        paint(str(found), style, sys.stdout), facts=found, brief=paint(told, style, sys.stdout)
+    )
     if found.damages:
         return DAMAGED
     return FAILED if found.unread else DONE

@@ -8,14 +8,20 @@ import dataclasses
 import json
 import math
 import mmap
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from .exit_codes import DONE
 
 _TELL_S = 5.0
+STYLES = {
+    "bad": "31",
+    "good": "32",
+    "hint": "2",
+}  # red, green, dim: as the terminal's theme has them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +94,17 @@ class Output:
                 bar.update(done - bar.n)
 
             yield show
+
+
+def paint(text: str, style: str, stream: TextIO) -> str:
+    """Return a text in a style, one of STYLES, if a person looks at the stream and wants colours.
+
+    That is, on a terminal that has them, and without NO_COLOR (https://no-color.org).
+    """
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    if plain or not text or not stream.isatty():
+        return text
+    return f"\x1b[{STYLES[style]}m{text}\x1b[0m"
 
 
 def as_json(value: Any) -> str:
