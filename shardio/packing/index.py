@@ -129,24 +129,24 @@ def index(
     progress: Progress | None = None,
     announce: Announce | None = None,
 ) -> Indexed:
-    """Make a dataset of files that another tool wrote, or of a folder of images, where they are.
+    """Make a dataset of files that another tool wrote, or of a folder of images, in place.
 
     directory  the folder, or a single file in it; or its URL, with `out`
     out        where manifest and index go; default: beside the data
-    format     default: told from the names of the files; "imagefolder" where only images are
-    files      only those that this pattern fits, such as "train-*": by their names, or, with a
-               slash, their paths from the right
-    fields     our names of fields, and theirs: {"image": "jpg"}; others keep their own, and the
-               field `image`, and `label`, are found in common datasets by themselves
-    classes    another dataset, whose numbering of classes a folder of images takes
-    jobs       processes; default: one a core
+    format     default: detected by the names of the files; "imagefolder" if there are only images
+    files      only files that fit this pattern, such as "train-*": by their names or, with a slash,
+               by the end of their paths
+    fields     names of fields here and there: {"image": "jpg"}; others keep their names; `image`
+               and `label` of common datasets are detected
+    classes    another dataset: number the classes of a folder of images as it does
+    jobs       processes; default: one for each core
     overwrite  replace the manifest that is there
     storage    a shardio.Storage: how an object store is reached
     executor   a shardio.RayExecutor: a cluster that does it; the folder of the index is shared
     part       (i, n) or "i/n", i from 1 to n: scan only this part of the shards, and make no
-               manifest; when all are scanned, the same call without it. "auto": the part that
+               manifest; when all are scanned, call it again without it. "auto": the part that
                SLURM, torchrun or Kubernetes gives this process
-    parts      how many parts there are, where part is "auto": Kubernetes does not say it
+    parts      the number of parts, if part is "auto": Kubernetes does not say it
     stagger_s  wait first, for a random time up to so many seconds
     progress   called now and then with bytes done and bytes in all
     announce   called with lines to show before the work begins: which part this is
