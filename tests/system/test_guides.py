@@ -92,6 +92,14 @@ def pairs() -> None:
     shardio.pack("both", "many", jobs=1)
 
 
+def packed_and_new() -> None:
+    """A packed directory without splits, and a folder of images that came later."""
+    flowers()
+    shardio.pack("flowers/train", "packed", jobs=1)
+    tree = {f"{name}/new-{i}.jpg": picture(90, 60 + i) for name in FLOWERS for i in range(2)}
+    plant(Path("new-flowers"), tree)
+
+
 def two_splits() -> None:
     for split in ("train", "val"):
         plant(Path("imagenet", split), {key: picture(40, 30) for key in KEYS})
@@ -130,7 +138,16 @@ PAGES = {
             unrun={"pip install": INSTALLED, "tools/demo": FRESH, "tools/test": FRESH},
         ),
         Page("docs/concepts.md", flowers),
-        Page("docs/guides/pack.md", flowers),
+        Page("docs/faq.md", packed_and_new),
+        Page(
+            "docs/reliability.md",
+            packed_and_new,
+            smaller=(
+                ("record 50 at byte 59034", "record ... at byte ..."),  # as large as PIL makes them
+                ("daisy/022.jpg", "..."),
+            ),
+        ),
+        Page("docs/guides/pack.md", flowers, smaller=(("1220", "..."), ("1151", "..."))),
         Page(
             "docs/guides/train.md",
             packed_flowers,
@@ -178,6 +195,7 @@ PAGES = {
         Page(
             "docs/guides/cluster.md",
             flowers,
+            smaller=(("57 files", "... files"),),
             unrun={
                 "sbatch": "tests/packing/test_launchers.py",
                 "#SBATCH": "tests/packing/test_launchers.py, tests/system/test_slurm_training.py",
