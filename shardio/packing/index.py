@@ -22,12 +22,13 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from ..errors import ExistsError, OptionError, ShardioError, SourceError, StorageError, printable
 from ..formats import FOREIGN, check_foreign, claims, manifest
+from ..formats.foreign.arrow import splits_in
 from ..formats.foreign.base import MAGIC, sidecar_name
 from ..formats.foreign.imagefolder import describe
 from ..images.filetype import ALL_ENDINGS
@@ -316,7 +317,7 @@ def _find(
         raise _no_classes()
     format, names = _of_one_format(place, shown, names, claimed, format)
     if files is None:
-        _refuse_splits(root, names, out)
+        _refuse_splits(root, names, out, splits_in(place))
     return Found(root, format, place, names, *_looked_at(root, names))
 
 
@@ -355,7 +356,7 @@ def _find_in_store(
     format, names = _of_one_format(place, place.url, names, claimed, format)
     _refuse_lmdb(place.url, format)
     if files is None:
-        _refuse_splits(place.url, names, out)
+        _refuse_splits(place.url, names, out, splits_in(place))
     sizes, marks = [found[name].size for name in names], [found[name].tag for name in names]
     return Found(place.url, format, place, names, sizes, marks)
 
@@ -523,13 +524,20 @@ def _matching(shown: str, names: Sequence[str], files: str) -> list[str]:
     return found
 
 
-def _refuse_splits(root: str, names: Sequence[str], out: str | None) -> None:
-    """Raise SourceError where files of several splits lie together: one dataset would mix them."""
+def _refuse_splits(
+    root: str, names: Sequence[str], out: str | None, folders: Collection[str]
+) -> None:
+    """Raise SourceError where files of several splits lie together: one dataset would mix them.
+
+    folders: whose names are those of splits, whatever they are.
+    """
     splits: dict[str, list[str]] = {}
     for name in names:
         for part in reversed(name.split("/")):
-            if word := _SPLIT.search(part):
-                splits.setdefault(word[0], []).append(name)
+            word = _SPLIT.search(part)
+            if part in folders or word:
+                split = word[0] if word and part not in folders else part
+                splits.setdefault(split, []).append(name)
                 break
     if len(splits) < 2:
         return
