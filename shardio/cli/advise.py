@@ -21,7 +21,7 @@ from .output import Output
 
 if TYPE_CHECKING:
     from ..tuning.bench import Bench
-    from ..tuning.tune import Tuning
+    from ..tuning.tune_result import Tuning
 
 
 def _explain(
