@@ -60,14 +60,15 @@ class Page:
     """How a page is tested.
 
     name: its path below the repository, such as "docs/faq.md".
-    prepare: makes the files that its reader has, in the current folder.
+    prepare: makes the files that its reader has, in the current folder; if it returns a context
+        manager, such as a running server, the page runs within.
     smaller: texts that are replaced in every block; each must be on the page.
     unrun: words, each with the reason why the commands and blocks that hold them do not run.
     check: looks at the names that the Python blocks leave.
     """
 
     name: str
-    prepare: Callable[[], object] = lambda: None
+    prepare: Callable[[], contextlib.AbstractContextManager[Any] | None] = lambda: None
     smaller: Sequence[tuple[str, str]] = ()
     unrun: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[dict[str, Any]], object] = lambda names: None
@@ -100,9 +101,11 @@ def run(page: Page, folder: Path) -> None:
     before = os.getcwd()
     os.chdir(folder / "here")
     try:
-        page.prepare()
-        _run(page, names, used)
-        page.check(names)
+        with contextlib.ExitStack() as stack:
+            if context := page.prepare():
+                stack.enter_context(context)
+            _run(page, names, used)
+            page.check(names)
     finally:
         names.clear()  # loaders end their workers
         gc.collect()
@@ -225,7 +228,7 @@ def _console(block: Block, text: str, skipped: set[str]) -> None:
     assert len(parts) == len(kept), f"{block.place}: {said}"
     for (line, shown), (output, code) in zip(kept, parts, strict=True):
         place = f"{block.place}: $ {line}"
-        fails = re.search(r"^shardio: |error|damaged", shown, re.I | re.M)
+        fails = re.search(r"^shardio: |error|damaged|left out", shown, re.I | re.M)
         assert code == "0" or fails, f"{place}: exit code {code}\n{output}"
         if shown:
             compare(place, shown, output)

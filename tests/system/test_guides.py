@@ -1,38 +1,221 @@
 """Every block of the guides runs, and gives what the page shows: support/doc_blocks.py says how."""
 
+import contextlib
+import json
+import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from support import doc_blocks
+from PIL import Image
+from support import doc_blocks, object_stores
 from support.doc_blocks import Page
 from support.trees import ROOT, picture, plant
+
+import shardio
 
 KEYS = [f"n0144076{c}/n0144076{c}_{name}.JPEG" for c in range(3, 6) for name in ("eel", "tench")]
 
 
-def imagenet() -> None:
-    plant(Path("imagenet/train"), {key: picture(40, 30) for key in KEYS})
-    plant(Path("imagenet/val"), {key: picture(30, 40) for key in KEYS})
+FLOWERS = ("daisy", "dandelion", "rose", "sunflower", "tulip")
 
 
+def flowers() -> None:
+    """Class folders of two splits; no two images of a class have one size."""
+    for split, each in (("train", 24), ("val", 4)):
+        tree = {f"{name}/{i:03d}.jpg": picture(80 + i, 60) for name in FLOWERS for i in range(each)}
+        plant(Path("flowers", split), tree)
+
+
+def packed_flowers() -> None:
+    flowers()
+    shardio.pack("flowers", "packed", jobs=1)
+
+
+@contextlib.contextmanager
+def a_bucket() -> Iterator[None]:
+    """An empty bucket, credentials for it in the environment, and the folder of the images."""
+    flowers()
+    with object_stores.s3(private=True) as store, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", store.options["endpoint"])
+        patch.setenv("AWS_REGION", store.options["region"])
+        patch.setenv("AWS_ACCESS_KEY_ID", store.options["access_key_id"])
+        patch.setenv("AWS_SECRET_ACCESS_KEY", store.options["secret_access_key"])
+        patch.setenv("HOME", os.getcwd())
+        yield
+
+
+def street() -> None:
+    """Photographs with masks: palette PNGs of three classes, and 255."""
+    for split, each in (("train", 40), ("val", 8)):
+        for i in range(each):
+            pixels = np.zeros((60, 80), np.uint8)
+            pixels[:, : 20 + i] = 1
+            pixels[20 + i :, 40:] = 2
+            pixels[:3] = 255
+            mask = Image.fromarray(pixels, "P")
+            mask.putpalette([value for colour in range(256) for value in (255 - colour, colour, 7)])
+            for folder in ("images", "masks"):
+                Path("street", split, folder).mkdir(parents=True, exist_ok=True)
+            mask.save(f"street/{split}/masks/{i:04d}.png")
+            Path(f"street/{split}/images/{i:04d}.jpg").write_bytes(picture(80, 60))
+
+
+def coco() -> None:
+    """Images with two boxes each, and a file of annotations; ids of categories have gaps."""
+    names = [f"{i:012d}.jpg" for i in range(40)]
+    plant(Path("coco/train2017"), {name: picture(100, 80) for name in names})
+    images = [{"id": i, "file_name": name} for i, name in enumerate(names)]
+    kinds = [{"id": 3, "name": "bus"}, {"id": 7, "name": "car"}, {"id": 18, "name": "dog"}]
+    boxes = [(i, *one) for i in range(40) for one in ((3, 10, 12, 30, 20), (18, 50, 40, 25, 30))]
+    found = [
+        {"id": number, "image_id": i, "category_id": kind, "bbox": box}
+        for number, (i, kind, *box) in enumerate(boxes)
+    ]
+    Path("coco/annotations").mkdir()
+    text = json.dumps({"images": images, "annotations": found, "categories": kinds})
+    Path("coco/annotations/instances_train2017.json").write_text(text)
+
+
+def pairs() -> None:
+    """Pictures with a text each, the same in a table, and a packed dataset of two texts each."""
+    texts = [f"a {('red', 'green', 'blue')[i % 3]} picture" for i in range(40)]
+    for i, text in enumerate(texts):
+        plant(Path("pairs"), {f"{i:04d}.jpg": picture(80, 60), f"{i:04d}.txt": text.encode()})
+        both = json.dumps([text, text.split()[1]]).encode()
+        plant(Path("both"), {f"{i:04d}.jpg": picture(80, 60), f"{i:04d}.json": both})
+    rows = [f"{i:04d}.jpg,{text}\n" for i, text in enumerate(texts)]
+    Path("captions.csv").write_text("path,caption\n" + "".join(rows))
+    shardio.pack("both", "many", jobs=1)
+
+
+def packed_and_new() -> None:
+    """A packed directory without splits, and a folder of images that came later."""
+    flowers()
+    shardio.pack("flowers/train", "packed", jobs=1)
+    tree = {f"{name}/new-{i}.jpg": picture(90, 60 + i) for name in FLOWERS for i in range(2)}
+    plant(Path("new-flowers"), tree)
+
+
+def two_splits() -> None:
+    for split in ("train", "val"):
+        plant(Path("imagenet", split), {key: picture(40, 30) for key in KEYS})
+
+
+INSTALLED = "tests/system/test_installing.py"
+FRESH = "installs, for minutes; for a fresh machine"
+LOOP = (
+    ("batch_size=256", "batch_size=4"),
+    ("num_workers=8", "num_workers=1"),
+    ("range(90)", "range(2)"),
+)
 PAGES = {
     page.name: page
     for page in (
         Page(
             "README.md",
-            imagenet,
+            two_splits,
             smaller=(
-                ("batch_size=256", "batch_size=4"),
-                ("num_workers=8", "num_workers=2"),
-                ("range(90)", "range(2)"),
+                *LOOP,
                 ("Crop(224,", "Crop(16,"),
                 ('device="cuda"', 'device="cpu"'),
                 ("n01440764/n01440764_tench", "n01440763/n01440763_tench"),
             ),
             unrun={"save(": "pieces of a loop; tests/dataset/test_resume.py"},
+        ),
+        Page(
+            "docs/index.md",
+            two_splits,
+            smaller=(*LOOP, ("Crop(224,", "Crop(16,")),
+            unrun={"pip install": INSTALLED},
+        ),
+        Page(
+            "docs/install.md",
+            smaller=(("core      built", "core      ..."),),
+            unrun={"pip install": INSTALLED, "tools/demo": FRESH, "tools/test": FRESH},
+        ),
+        Page("docs/concepts.md", flowers),
+        Page("docs/faq.md", packed_and_new),
+        Page(
+            "docs/reliability.md",
+            packed_and_new,
+            smaller=(
+                ("record 50 at byte 59034", "record ... at byte ..."),  # as large as PIL makes them
+                ("daisy/022.jpg", "..."),
+            ),
+        ),
+        Page("docs/guides/pack.md", flowers, smaller=(("1220", "..."), ("1151", "..."))),
+        Page(
+            "docs/guides/train.md",
+            packed_flowers,
+            smaller=(
+                ("batch_size=256", "batch_size=8"),
+                ("num_workers=8", "num_workers=1"),
+                ("range(90)", "range(2)"),
+                ("Crop(224", "Crop(32"),
+                ("32, 256)", "32, 36)"),
+                ('device="cuda", mean', 'device="cpu", mean'),
+            ),
+        ),
+        Page(
+            "docs/guides/resume.md", packed_flowers, smaller=(("num_workers=2", "num_workers=1"),)
+        ),
+        Page(
+            "docs/guides/tune.md",
+            packed_flowers,
+            unrun={"shardio bench": "takes seconds; tests/tuning/test_bench.py"},
+        ),
+        Page(
+            "docs/guides/multi-gpu.md",
+            packed_flowers,
+            smaller=(
+                ('batch_size": 32', 'batch_size": 8'),
+                ("num_workers=8", "num_workers=1"),
+                ("EPOCHS = 90", "EPOCHS = 2"),
+                ("Crop(224", "Crop(32"),
+                ("32, 256)", "32, 36)"),
+                ("--nproc-per-node 8", "--nproc-per-node 2"),
+            ),
+            unrun={"--nnodes 2": "needs two machines"},
+        ),
+        Page(
+            "docs/guides/remote.md",
+            a_bucket,
+            smaller=(
+                ("s3://bucket", f"s3://{object_stores.BUCKET}"),
+                ("/nvme/shardio", "nvme"),
+                ("224", "32"),
+                ("num_workers=8", "num_workers=1"),
+            ),
+            unrun={"pip install": INSTALLED},
+        ),
+        Page(
+            "docs/guides/cluster.md",
+            flowers,
+            smaller=(("57 files", "... files"),),
+            unrun={
+                "sbatch": "tests/packing/test_launchers.py",
+                "#SBATCH": "tests/packing/test_launchers.py, tests/system/test_slurm_training.py",
+                "plan /data": "the same as above, of other folders",
+            },
+        ),
+        Page(
+            "docs/guides/segmentation.md",
+            street,
+            smaller=(("num_workers=8", "num_workers=1"), ("range(50)", "range(2)"), ("512", "48")),
+        ),
+        Page(
+            "docs/guides/detection.md",
+            coco,
+            smaller=(("num_workers=8", "num_workers=1"), ("range(50)", "range(2)"), ("512", "48")),
+        ),
+        Page(
+            "docs/guides/captions.md",
+            pairs,
+            smaller=(("num_workers=8", "num_workers=1"), ("range(30)", "range(2)"), ("224", "32")),
         ),
     )
 }
