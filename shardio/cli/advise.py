@@ -21,7 +21,7 @@ from .output import Output
 
 if TYPE_CHECKING:
     from ..tuning.bench import Bench
-    from ..tuning.tune import Tuning
+    from ..tuning.tune_result import Tuning
 
 
 def _explain(
@@ -56,7 +56,7 @@ def _tune(
 
     _check_plot(plot)
     where = take_storage(call)
-    with output.progress("simulating", unit=" orders", scale=1, delay_s=2) as progress:
+    with output.progress("simulating", unit=" orders", delay_s=2) as progress:
         found = tune(**call, batch_size=batch_size, progress=progress, storage=where)
     return _answer(output, found, plot)
 
@@ -66,7 +66,7 @@ def _bench(output: Output, *, plot: str | None = None, **call: Any) -> int:
 
     _check_plot(plot)
     call["storage"] = take_storage(call)
-    with output.progress("measuring", unit=" repeats", scale=1) as progress:
+    with output.progress("measuring", unit=" repeats") as progress:
         found = bench(**call, progress=progress)
     return _answer(output, found, plot)
 
@@ -138,6 +138,10 @@ EXPLAIN = Command(
     option("--nodes", "N"),
     ROOT,
     *STORE,
+    examples=(
+        "shardio explain packed --batch-size 256 --workers 8",
+        "shardio explain packed --batch-size 256 --world-size 4 --shuffle-buffer 1GiB",
+    ),
     forks=False,
 )
 
@@ -156,6 +160,10 @@ TUNE = Command(
     PLOT,
     ROOT,
     *STORE,
+    examples=(
+        "shardio tune packed",
+        "shardio tune packed --batch-size 128 --world-size 4 --plot tuning.svg",
+    ),
     forks=False,
 )
 
@@ -175,6 +183,11 @@ BENCH = Command(
     PLOT,
     ROOT,
     *STORE,
+    examples=(
+        "shardio bench packed",
+        "shardio bench packed --quick --size 160 --workers 0,4",
+        "shardio bench packed --plot bench.html",
+    ),
 )
 
 DEMO = Command(
@@ -189,4 +202,8 @@ DEMO = Command(
     option("--size", "N"),
     option("--seconds", "S"),
     option("--plot", "FILE", "the picture (default shardio-demo.png); replaces FILE"),
+    examples=(
+        "shardio demo",
+        "shardio demo photos --seconds 3",
+    ),
 )

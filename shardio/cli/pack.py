@@ -7,6 +7,7 @@ import dataclasses
 import math
 import os
 import shlex
+import sys
 from argparse import BooleanOptionalAction
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from .command import (
     take_target,
 )
 from .exit_codes import DONE, FAILED, SKIPPED
-from .output import Output
+from .output import Output, paint
 
 if TYPE_CHECKING:
     from ..packing.packed import Packed
@@ -39,7 +40,7 @@ def _pack(output: Output, **call: Any) -> int:
 
     call["to"] = take_target(call)
     _group(call)
-    with output.progress("packing") as progress:
+    with output.progress("listing", "packing", "committing") as progress:
         done = pack(**call, progress=progress, announce=output.announce)
     dry, built = call.get("dry_run", False), call["plan"].part is not None
     advice = None
@@ -53,7 +54,7 @@ def _plan(output: Output, **call: Any) -> int:
 
     stored = "store_options" in call  # in no plan, and maybe nobody's to read
     _group(call)
-    with output.progress("planning") as progress:
+    with output.progress("listing", "reading", "planning") as progress:
         done = plan(**call, progress=progress, announce=output.announce)
     if all(one.already for one in done):
         return _show(output, done)
@@ -86,7 +87,7 @@ def _group(call: dict[str, Any]) -> None:
 def _commit(output: Output, **call: Any) -> int:
     from ..packing.pack import commit
 
-    with output.progress("checking") as progress:
+    with output.progress("looking", "checking", "committing") as progress:
         done = commit(**call, progress=progress, announce=output.announce)
     return _show(output, done)
 
@@ -103,7 +104,7 @@ def _show(
         vars(one) | {"rejected": [{"key": key, "reason": why} for key, why in one.rejected]}
         for one in done
     ]
-    lines = [*map(str, done), *filter(None, [advice])]
+    lines = [*map(str, done), *([paint(advice, "hint", sys.stdout)] if advice else [])]
     output.show("\n".join(lines), facts={"dry_run": dry, "datasets": datasets})
     if not any(one.rejected for one in done):
         return DONE
@@ -199,6 +200,12 @@ PACK = Command(
     option("--dry-run", text="say what would be done and touch nothing"),
     option("--work-dir", "DIR"),
     TARGET,
+    examples=(
+        "shardio pack photos packed",
+        "shardio pack photos packed --jpeg-tiles --on-error skip",
+        "shardio pack list.csv packed --root photos --where label=cat",
+        "shardio pack s3://bucket/photos packed --store-option region=eu-west-1",
+    ),
     goes_on=_pack_goes_on,
 )
 
@@ -211,6 +218,10 @@ PLAN = Command(
     _SOURCE,
     option("out", "OUT", "the directory that becomes the dataset"),
     *_PLANNED,
+    examples=(
+        "shardio plan photos packed --shard-size 64MB",
+        "shardio pack photos packed --part 1/8  # and so on; then shardio commit packed",
+    ),
 )
 
 COMMIT = Command(
@@ -234,6 +245,10 @@ COMMIT = Command(
     ),
     JOBS,
     OVERWRITE,
+    examples=(
+        "shardio commit packed",
+        "shardio commit packed --wait --parts 8",
+    ),
 )
 
 GC = Command(
@@ -250,4 +265,8 @@ GC = Command(
         dest="keep_s",
     ),
     option("--dry-run"),
+    examples=(
+        "shardio gc packed --dry-run",
+        "shardio gc packed --keep 7d",
+    ),
 )

@@ -126,7 +126,9 @@ def test_what_is_slower_without_the_core_is_said_once_in_a_process(tmp_path: Pat
         capture_output=True,
         text=True,
     )
-    lines = [line for line in found.stderr.splitlines() if "PerformanceWarning" in line or line == "4"]
+    lines = [
+        line for line in found.stderr.splitlines() if "PerformanceWarning" in line or line == "4"
+    ]
     assert len(lines) == 2 * len(SLOWER), found.stderr
     for said, count, words in zip(lines[::2], lines[1::2], SLOWER.values(), strict=True):
         assert said.startswith(f"<string>:1: PerformanceWarning: {words}")  # of the user's line
