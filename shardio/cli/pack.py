@@ -7,6 +7,7 @@ import dataclasses
 import math
 import os
 import shlex
+import sys
 from argparse import BooleanOptionalAction
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from .command import (
     take_target,
 )
 from .exit_codes import DONE, FAILED, SKIPPED
-from .output import Output
+from .output import Output, paint
 
 if TYPE_CHECKING:
     from ..packing.packed import Packed
@@ -103,7 +104,7 @@ def _show(
         vars(one) | {"rejected": [{"key": key, "reason": why} for key, why in one.rejected]}
         for one in done
     ]
-    lines = [*map(str, done), *filter(None, [advice])]
+    lines = [*map(str, done), *([paint(advice, "hint", sys.stdout)] if advice else [])]
     output.show("\n".join(lines), facts={"dry_run": dry, "datasets": datasets})
     if not any(one.rejected for one in done):
         return DONE

@@ -59,7 +59,7 @@ DOORS = {  # what only these modules import
     "matplotlib": {"tuning.plot", "cli.poster"},
     "google_crc32c": {"formats.foreign.tfrecord"},
     "zstandard": {"formats.foreign.mds"},
-    "pyarrow": {"formats.foreign.parquet"},
+    "pyarrow": {"formats.foreign.arrow_columns"},
     "ray": {"packing.ray_executor"},
 }
 EVERYWHERE = {"numpy"}
