@@ -12,6 +12,7 @@ torchvision, which the old lines crop with, is that of tools/setup-frameworks.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -82,12 +83,18 @@ def run(source: Data, result: Result) -> None:
         show(f"  {page.path}")
         rows[page.name] = [Folder(page, source.scratch / page.name).compare()]
         result.facts["versions"][page.package] = _version(page)
+    result.raw("blocks", {page.name: digest(page) for page in PAGES if page.name in rows})
     columns = {"old": "old programs", "new": "new programs", "sections": "sections that both have",
                "images": "images each read there", "different": "different"}  # fmt: skip
     result.table("Old lines and new lines on the same images", rows, columns)
     different = sum(one["different"] for (one,) in rows.values())
     result.target("images that one of a pair had and the other had not", different, 0, unit="")
     result.target("pages run", len(rows), -len(PAGES), unit="")
+
+
+def digest(page: Page) -> str:
+    """Return what tells whether the blocks of a page are those that were run."""
+    return hashlib.sha256(repr(pages.blocks(page.path)).encode()).hexdigest()
 
 
 def _version(page: Page) -> str:

@@ -15,6 +15,7 @@ from support.trees import ROOT
 import shardio
 from benchmarks import coming_from
 from benchmarks.coming_from import COLOURS, PAGES, TRAIN
+from benchmarks.harness import RESULTS
 
 OLD = "runs in its own environment: python -m benchmarks coming_from"
 TORCHVISION = "torchvision: python -m benchmarks coming_from, and tests/system/test_recipes.py"
@@ -83,6 +84,17 @@ def test_the_new_lines_run(page: coming_from.Page, tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_what_to_expect_is_what_was_measured(page: coming_from.Page) -> None:
     assert coming_from.expected(page) in (ROOT / "docs" / page.path).read_text()
+
+
+def test_the_old_lines_of_the_pages_are_those_that_were_run_and_agreed() -> None:
+    stored = json.loads((RESULTS / "coming_from.json").read_text())
+    assert all(target["met"] for target in stored["targets"])
+    for page in PAGES:
+        assert stored["raw"]["blocks"][page.name] == coming_from.digest(page), (
+            f"{page.path} changed: python -m benchmarks coming_from"
+        )
+        text = (ROOT / "docs" / page.path).read_text()
+        assert f"{page.package} {stored['versions'][page.package]}" in text
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ SMALLER = (
     ("50,000", "500"),
     ("50000", "500"),
     ("17 shards", "1 shard"),
-    ("shards    17 of ...", "shards    1 of ..."),
+    ("shards    17 ...", "shards    1 ..."),
     ("391 a rank, batches of 128, the last of 80", "4 a rank, batches of 128, the last of 116"),
     ("5000 images", "50 images"),
     ("step % 100", "step % 1"),
