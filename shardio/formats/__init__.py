@@ -21,6 +21,7 @@ from .foreign.lmdb import LmdbFile
 from .foreign.mds import MdsFile
 from .foreign.mds_writer import Mds
 from .foreign.parquet import ParquetFile
+from .foreign.parquet_writer import HubParquet
 from .foreign.recordio import RecordIOFile
 from .foreign.recordio_writer import RecordIO
 from .foreign.row_groups import GroupedFile, GroupedShard
@@ -102,7 +103,9 @@ FOREIGN = {
     "lmdb-foreign": ForeignFormat(
         LmdbFile, r"(?i)(^|/)(?!lock\.mdb\Z)[^/]+\.(mdb|lmdb)\Z", Caffe, "lmdb-caffe"
     ),
-    "parquet": ForeignFormat(ParquetFile, r"(?i)\.(parquet|pq|parq)\Z", shard=GroupedShard),
+    "parquet": ForeignFormat(
+        ParquetFile, r"(?i)\.(parquet|pq|parq)\Z", HubParquet, shard=GroupedShard
+    ),
     "arrow": ForeignFormat(ArrowFile, r"(?i)\.arrow\Z", shard=GroupedShard),
     "imagefolder": ForeignFormat(  # where no other format has a file
         ImageRun, r"(?!)", ImageFolder, shard=ImageFolderShard
