@@ -186,7 +186,7 @@ PAGES = {
             packed_flowers,
             smaller=(
                 ('batch_size": 32', 'batch_size": 8'),
-                ("num_workers=8", "num_workers=1"),
+                ('"num_workers": 8', '"num_workers": 1'),
                 ("EPOCHS = 90", "EPOCHS = 2"),
                 ("Crop(224", "Crop(32"),
                 ("32, 256)", "32, 36)"),
@@ -324,6 +324,7 @@ def test_a_good_page_passes(page: Callable[..., None]) -> None:
         ("```text\n[3]\nValueError: no\n```", ""),
         ("print([a])", "print([b])"),
         ("print(a + 1)", "if a == 4: print(a + 1)"),
+        ("print(a + 1)  # 4", "print(\n    a + 1\n)  # 4"),
         ("```text", "```yaml"),
         ("```text\n[3]\nValueError: no\n```", "```text\n[3]\nValueError: no\n"),
     ],
