@@ -40,6 +40,7 @@ NAMES = (
     "workers",
     "meter",
     "gpu",
+    "tutorial",
 )  # the most important first
 PARTS = {"compare": compare.PARTS, "cold": cold.PARTS, "remote": remote.PARTS}  # of --only
 AGAINST = "against"  # takes a commit, and is not among `all`

@@ -83,6 +83,7 @@ NAMES = (
         "slow_samples",
         "meter",
         "gpu",
+        "tutorial",
     ),
 )
 
