@@ -118,6 +118,12 @@ def the_batches_are_what_the_readme_says(names: dict[str, Any]) -> None:
     assert names["state"]["epoch"] == names["train"].epoch == 1
 
 
+def boxes_lie_in_the_images(names: dict[str, Any]) -> None:
+    boxes = torch.cat([one["boxes"] for one in names["targets"]])
+    assert len(boxes) and boxes.min() >= 0 and boxes.max() <= 48
+    assert (boxes[:, 2:] > boxes[:, :2]).all()
+
+
 INSTALLED = "tests/system/test_installing.py"
 FRESH = "installs, for minutes; for a fresh machine"
 LOOP = (
@@ -224,6 +230,7 @@ PAGES = {
             "docs/guides/detection.md",
             coco,
             smaller=(("num_workers=8", "num_workers=1"), ("range(50)", "range(2)"), ("512", "48")),
+            check=boxes_lie_in_the_images,
         ),
         Page(
             "docs/guides/captions.md",
