@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # imports and those for type checkers count. Rooms without "<" between them do not know each other.
 LAW = """
 errors names stack _version < units native machine < storage order < images < formats < dataset
-dataset < packing ; dataset < loader < tuning
-packing tuning < cli < __main__
+dataset < packing ; dataset < loader < tuning ; dataset < viewer
+packing tuning viewer < cli < __main__
 """
 
 DOORS = {  # what only these modules import
