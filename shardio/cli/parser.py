@@ -16,6 +16,7 @@ from .command import Command
 from .convert import COPY, EXPORT, INDEX, UNPACK
 from .look import CAT, INFO, LS, VERIFY
 from .pack import COMMIT, GC, PACK, PLAN
+from .view import VIEW
 
 COMMANDS = (
     *(
@@ -29,6 +30,7 @@ COMMANDS = (
         LS,
         CAT,
         VERIFY,
+        VIEW,
         EXPLAIN,
         TUNE,
         BENCH,

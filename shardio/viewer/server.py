@@ -27,10 +27,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from ..errors import OptionError
 from .address import Fields, read_query, write_query
 from .render import render
 
@@ -60,35 +61,39 @@ class Answer:
     type: str = "text/html; charset=utf-8"
     status: HTTPStatus = HTTPStatus.OK
     kept: bool = False  # by the browser: the same address always has the same bytes
+    location: str = ""  # where the browser is led to
+    cookie: str = ""
 
 
 Site = Callable[[str, Fields], Answer]  # by path, without "/" before it, and query
 
 
-class Server(socketserver.ThreadingMixIn, HTTPServer):
+class Server(socketserver.ThreadingTCPServer):
     """Serves a site on loopback until `serve_forever` is interrupted."""
 
+    allow_reuse_address = True
+    request_queue_size = 64
     daemon_threads = True  # Ctrl-C waits for no client
     block_on_close = False
 
     def __init__(self, site: Site, port: int = 0) -> None:
-        """Bind the port (0: a free one). Raises OSError."""
+        """Listen at the port; 0: at a free one. Raises OptionError."""
         self.site = site
         self.token = secrets.token_urlsafe(24)
         self._free = threading.BoundedSemaphore(_CONNECTIONS)
         self._awaited: dict[socket.socket, float] = {}
-        super().__init__((LOOPBACK, port), _Handler)
-        self.cookie = f"shardio-{self.server_port}"
-
-    def server_bind(self) -> None:
-        """Bind without asking for the name of the address, which may take seconds."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = LOOPBACK, self.server_address[1]
+        try:
+            super().__init__((LOOPBACK, port), _Handler)
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise OptionError(f"--port {port}: {why}; without it, a free one is taken") from None
+        self.port: int = self.server_address[1]
+        self.cookie = f"shardio-{self.port}"
 
     @property
     def url(self) -> str:
         """Return the address that a user opens."""
-        return f"http://{LOOPBACK}:{self.server_port}/?token={self.token}"
+        return f"http://{LOOPBACK}:{self.port}/?token={self.token}"
 
     def knows(self, token: str) -> bool:
         """Return True for the token of this server; the time that it takes tells nothing."""
@@ -172,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _refusal(self) -> Answer | None:
         """Return why a request is not answered, if it is not."""
         host = self.headers.get_all("Host", [])
-        if len(host) != 1 or host[0].rpartition(":")[0] not in _HOSTS and host[0] not in _HOSTS:
+        if len(host) != 1 or (host[0].rpartition(":")[0] not in _HOSTS and host[0] not in _HOSTS):
             self.close_connection = True
             text = f"This server is called {LOOPBACK} or localhost, and by no other name."
             return _failure(HTTPStatus.MISDIRECTED_REQUEST, text)
@@ -187,8 +192,13 @@ class _Handler(BaseHTTPRequestHandler):
         """Return the answer to one who has the token, and how to get it to one who has not."""
         target = urlsplit("/" + self.path.lstrip("/"))
         path, query = target.path[1:], read_query(target.query)
-        if (token := query.pop("token", None)) is not None and self.server.knows(token):
-            return Answer(render("enter.html", target=f"/{path}{write_query(query)}"))
+        if (token := query.pop("token", None)) is not None and self.server.knows(token[0]):
+            cookie = f"{self.server.cookie}={token[0]}; Path=/; HttpOnly; SameSite=Strict"
+            return Answer(
+                render("enter.html", target=f"/{path}{write_query(query)}"), cookie=cookie
+            )
+        if path.startswith("static/"):  # no secret, and the page of a refusal needs it
+            return self.server.site(path, query)
         cookies = http.cookies.SimpleCookie()
         with contextlib.suppress(http.cookies.CookieError):
             cookies.load(self.headers.get("Cookie", ""))
@@ -209,6 +219,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Cache-Control", kept)
         self.send_header("Content-Type", answer.type)
         self.send_header("Content-Length", str(len(answer.body)))
+        for name, value in (("Location", answer.location), ("Set-Cookie", answer.cookie)):
+            if value:
+                self.send_header(name, value)
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()

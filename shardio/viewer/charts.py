@@ -1,0 +1,207 @@
+"""Pictures of numbers, as shapes that templates draw as SVG: how an order mixes, histograms."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ..units import show_size
+from .results import Bins, Card, ClassCount, Query
+from .view import View
+
+_STEPS: Final = 12  # batches whose mixing is drawn
+_CARDS: Final = 4096  # of all these batches together
+_WIDTH: Final = 1000  # of both pictures, in their own units
+_ROW: Final = 10  # height of one batch
+_BAR: Final = 8  # of which its bar takes this
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Everything of one colour: the class that gives it, and an SVG path."""
+
+    label: int | None
+    path: str
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """How the batches from one step on are mixed: a row for each step, from above.
+
+    classes    the parts that the classes have of each batch, as bars
+    places     where in the dataset the records of each batch lie: a tick for each, left is first
+    in_batch   different classes in the first of these batches; None: no classes
+    uniform    as many there would be, on average, if its records were drawn from the whole dataset
+    shards     different shards that the first batch reads
+    """
+
+    steps: tuple[int, ...]
+    width: int
+    height: int
+    classes: tuple[Shape, ...]
+    places: tuple[Shape, ...]
+    in_batch: int | None
+    uniform: float | None
+    shards: int
+
+
+def mixing(view: View, query: Query, steps: int | None) -> Mixing | None:
+    """Return the mixing of the batches from `query.step` on; `steps`: that there are."""
+    first, batch = query.step or 0, query.batch_size
+    most = min(_STEPS, max(1, _CARDS // batch))
+    numbers = tuple(range(first, min(first + most, first + most if steps is None else steps)))
+    rows = [list(_batch(view, dataclasses.replace(query, step=step))) for step in numbers]
+    rows = [row for row in rows if row]
+    if not rows:
+        return None
+    labels = [card.label for card in rows[0] if card.label is not None]
+    return Mixing(
+        steps=numbers[: len(rows)],
+        width=_WIDTH,
+        height=_ROW * len(rows),
+        classes=_bars(rows) if labels else (),
+        places=_ticks(rows, view.summary().records),
+        in_batch=len(set(labels)) if labels else None,
+        uniform=_uniform(view, query, len(labels)) if labels else None,
+        shards=len({card.shard_number for card in rows[0]}),
+    )
+
+
+def _batch(view: View, query: Query) -> tuple[Card, ...]:
+    """Return the cards of one batch, without those that only fill it up."""
+    page = view.page(query, 0, min(query.batch_size, _CARDS))
+    return tuple(card for card in page.cards if card.valid and card.step == query.step)
+
+
+def _bars(rows: Sequence[Sequence[Card]]) -> tuple[Shape, ...]:
+    """Draw for each batch a bar of its classes, by label."""
+    paths: dict[int | None, list[str]] = {}
+    for row, cards in enumerate(rows):
+        left = 0.0
+        counts = Counter(card.label for card in cards)
+        for label in sorted(counts, key=lambda one: (one is None, one or 0)):
+            width = counts[label] * _WIDTH / len(cards)
+            box = f"M{left:.1f} {row * _ROW}h{width:.1f}v{_BAR}h-{width:.1f}z"
+            paths.setdefault(label, []).append(box)
+            left += width
+    return _shapes(paths)
+
+
+def _ticks(rows: Sequence[Sequence[Card]], records: int) -> tuple[Shape, ...]:
+    """Draw for each batch a tick where each of its records lies in the dataset."""
+    paths: dict[int | None, list[str]] = {}
+    for row, cards in enumerate(rows):
+        seen = {(round(card.number * _WIDTH / records), card.label) for card in cards}
+        for place, label in sorted(seen, key=lambda one: one[0]):
+            paths.setdefault(label, []).append(f"M{place} {row * _ROW}h2v{_BAR}h-2z")
+    return _shapes(paths)
+
+
+def _shapes(paths: dict[int | None, list[str]]) -> tuple[Shape, ...]:
+    return tuple(Shape(label, "".join(parts)) for label, parts in paths.items())
+
+
+def _uniform(view: View, query: Query, count: int) -> float:
+    """Return the mean number of different classes among `count` records drawn from all."""
+    classes = view.histograms(query).classes
+    total = sum(one.count for one in classes)
+    return sum(1 - (1 - one.count / total) ** count for one in classes) if total else 0.0
+
+
+# --- histograms -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar of a histogram, and the values that it counts."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    count: int
+    low: str
+    high: str
+    where: tuple[str, ...]  # the conditions that choose its records; empty: none does
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A number below a histogram."""
+
+    x: float
+    text: str
+    anchor: str
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """A histogram, to be drawn: bars above an axis, all of one width whatever their edges."""
+
+    name: str
+    width: int
+    height: int
+    bars: tuple[Bar, ...]
+    ticks: tuple[Tick, ...]
+    most: int
+    total: int
+
+
+@dataclass(frozen=True)
+class ClassBar:
+    """How many records a class has, and how long its bar is: percent of the longest one."""
+
+    label: int | None
+    name: str
+    count: int
+    percent: float
+
+
+def histogram(bins: Bins, width: int = 480, height: int = 120) -> Histogram:
+    """Draw a histogram of numbers."""
+    shown = [show_size(edge) if bins.name == "bytes" else f"{edge:,.6g}" for edge in bins.edges]
+    most, each = max(bins.counts, default=0), width / max(1, len(bins.counts))
+    bars = []
+    for number, count in enumerate(bins.counts):
+        tall = count / most * height if most else 0.0
+        low, high = bins.edges[number : number + 2]
+        below = "<=" if number == len(bins.counts) - 1 else "<"
+        where = (f"{bins.name}>={low:.17g}", f"{bins.name}{below}{high:.17g}")
+        bars.append(
+            Bar(
+                x=round(number * each, 2),
+                y=round(height - tall, 2),
+                width=round(each * 0.86, 2),
+                height=round(tall, 2),
+                count=count,
+                low=shown[number],
+                high=shown[number + 1],
+                where=() if bins.name == "bytes" else where,
+            )
+        )
+    last = len(shown) - 1
+    places = sorted({round(last * part / 4) for part in range(5)}) if last > 0 else []
+    ticks = tuple(
+        Tick(round(at * each, 2), shown[at], {0: "start", last: "end"}.get(at, "middle"))
+        for at in places
+    )
+    return Histogram(bins.name, width, height, tuple(bars), ticks, most, sum(bins.counts))
+
+
+def class_bars(counts: Sequence[ClassCount], by: str, most: int) -> tuple[ClassBar, ...]:
+    """Return the bars of at most so many classes. by: "label", "most" or "fewest" records first."""
+    if by != "label":
+        counts = sorted(counts, key=lambda one: -one.count if by == "most" else one.count)
+    longest = max((one.count for one in counts), default=0)
+    return tuple(
+        ClassBar(
+            one.label,
+            "none" if one.label is None else one.name or str(one.label),
+            one.count,
+            round(100 * one.count / longest, 2) if longest else 0.0,
+        )
+        for one in counts[:most]
+    )
