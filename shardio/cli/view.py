@@ -18,14 +18,21 @@ def _view(
     split: str | None = None,
     port: int = 0,
     html: str | None = None,
+    overwrite: bool = False,
     **call: Any,
 ) -> int:
+    from ..viewer import report
     from ..viewer.pages import Pages
     from ..viewer.server import LOOPBACK, Server
     from ..viewer.views import Views
 
+    if html is not None:
+        report.check(html, overwrite)
     storage = take_storage(call)
-    with closing(Views(path, split, storage)) as views:
+    with closing(Views(path, split=split, storage=storage)) as views:
+        if html is not None:
+            found = report.save(views.of(), html, overwrite=overwrite)
+            return output.show(found, vars(found))
         server = Server(Pages(views), port)
         try:
             output.show(
@@ -53,6 +60,7 @@ VIEW = Command(
     option("--split", "NAME", "begin with this one of several splits"),
     option("--port", "N", "listen here (default: any free port)"),
     option("--html", "FILE", "write a report into one file, and serve nothing"),
+    option("--overwrite", text="replace FILE if it exists"),
     ROOT,
     *STORE,
     forks=False,

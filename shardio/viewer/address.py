@@ -37,7 +37,7 @@ def read_query(text: str) -> Fields:
 def write_query(fields: Mapping[str, Sequence[str]]) -> str:
     """Write fields as the end of an address, from "?" on; "" for none."""
     pairs = [(name, value) for name, values in fields.items() for value in values]
-    text = urlencode(pairs, errors="surrogateescape", safe="/:,<>=", quote_via=quote)
+    text = urlencode(pairs, errors="surrogateescape", safe="/:,", quote_via=quote)
     return "?" + text if text else ""
 
 

@@ -156,7 +156,7 @@ class ClassBar:
 
     label: int | None
     name: str
-    count: int
+    records: int
     percent: float
 
 

@@ -149,6 +149,11 @@ class Pages:
             histograms=[charts.histogram(one) for one in found.bins],
             by=by,
             summary_address=sorted_by,
+            class_address=lambda label: (
+                place.at(where=("label=null",), label=None)
+                if label is None
+                else place.at(label=label, step=None, start=0)
+            ),
             where_address=lambda where: place.at(where=(*place.query.where, *where), step=None),
         )
 

@@ -9,8 +9,8 @@ Everybody on a machine reaches its loopback, and so does every page that a brows
   own name here (DNS rebinding) is refused;
 - GET and HEAD without a body, and nothing is written; what is read is the dataset, never a path;
 - a policy for the browser (CSP) without scripts, styles or requests from anywhere but here;
-- connections, sizes and times are bounded: a client that is slow, or says nothing, costs a thread
-  for ten seconds.
+- connections, sizes and times are bounded: a client that says nothing, or too slowly, has a thread
+  for ten seconds at most.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ LOOPBACK: Final = "127.0.0.1"
 _HOSTS: Final = {LOOPBACK, "localhost"}
 _CONNECTIONS: Final = 64  # a browser opens six to one host, whatever the number of its tabs
 _TARGET_BYTES: Final = 16 << 10  # path and query of a request
-_REQUEST_S: Final = 10.0  # until a request has been read, from when its connection was free
 _ANSWER_S: Final = 60.0  # until the client has taken an answer: images of MBs, through ssh
 _HEADERS: Final = {
     "Content-Security-Policy": (
@@ -76,10 +75,14 @@ class Server(socketserver.ThreadingTCPServer):
     daemon_threads = True  # Ctrl-C waits for no client
     block_on_close = False
 
-    def __init__(self, site: Site, port: int = 0) -> None:
-        """Listen at the port; 0: at a free one. Raises OptionError."""
+    def __init__(self, site: Site, port: int = 0, *, request_s: float = 10.0) -> None:
+        """Listen at the port; 0: at a free one. Raises OptionError.
+
+        request_s: a client has so many seconds for a request, from when its connection is free.
+        """
         self.site = site
         self.token = secrets.token_urlsafe(24)
+        self._request_s = request_s
         self._free = threading.BoundedSemaphore(_CONNECTIONS)
         self._awaited: dict[socket.socket, float] = {}
         try:
@@ -101,7 +104,7 @@ class Server(socketserver.ThreadingTCPServer):
 
     def expect(self, connection: socket.socket) -> None:
         """Give a client some seconds for its request."""
-        self._awaited[connection] = time.monotonic() + _REQUEST_S
+        self._awaited[connection] = time.monotonic() + self._request_s
 
     def has(self, connection: socket.socket) -> None:
         """Say that the request of a client is there, or that the client is gone."""
