@@ -162,7 +162,8 @@ class ClassBar:
 
 def histogram(bins: Bins, width: int = 480, height: int = 120) -> Histogram:
     """Draw a histogram of numbers."""
-    shown = [show_size(edge) if bins.name == "bytes" else f"{edge:,.6g}" for edge in bins.edges]
+    show = show_size if bins.name == "bytes" else _show_number
+    shown = list(map(show, bins.edges))
     most, each = max(bins.counts, default=0), width / max(1, len(bins.counts))
     bars = []
     for number, count in enumerate(bins.counts):
@@ -189,6 +190,11 @@ def histogram(bins: Bins, width: int = 480, height: int = 120) -> Histogram:
         for at in places
     )
     return Histogram(bins.name, width, height, tuple(bars), ticks, most, sum(bins.counts))
+
+
+def _show_number(value: float) -> str:
+    """Write a number below a histogram: whole ones as such, others with three digits."""
+    return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:,.3g}"
 
 
 def class_bars(counts: Sequence[ClassCount], by: str, most: int) -> tuple[ClassBar, ...]:

@@ -6,7 +6,7 @@ const help = find("dialog.help");
 
 // Very small images are shown by their pixels, not blurred.
 function sharpen(image) {
-  if (image.naturalWidth && Math.max(image.naturalWidth, image.naturalHeight) <= 96) image.classList.add("small");
+  if (image.naturalWidth && Math.max(image.naturalWidth, image.naturalHeight) <= 64) image.classList.add("small");
 }
 document.addEventListener("load", (event) => {
   if (event.target instanceof HTMLImageElement) sharpen(event.target);
