@@ -116,6 +116,9 @@ class Page:
     steps: int | None = None  # in training order: steps of the rank
     searched: int = 0  # keys that a search read for this page
     note: str = ""  # to be shown: what a search covered, why there is nothing
+    pending: float | None = (
+        None  # part of the index that is read: there are no cards yet, ask again
+    )
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,10 @@ class Histograms:
     records: int
     classes: tuple[ClassCount, ...]  # by label; empty: no labels
     bins: tuple[Bins, ...]  # "bytes", then the columns of the index
+    note: str = ""  # to be shown: whose index could not be read
+    pending: float | None = (
+        None  # part of the index that is read: nothing is counted yet, ask again
+    )
 
 
 @dataclass(frozen=True)
@@ -170,12 +177,14 @@ class Box:
 
 @dataclass(frozen=True)
 class Tiles:
-    """The grid of tiles of a JPEG whose parts decode alone, in pixels of the stored image."""
+    """The grid of tiles of a JPEG whose parts decode alone, in pixels of the image as stored."""
 
-    width: int
+    width: int  # of the image
     height: int
     columns: int
     rows: int
+    tile_width: int  # of a tile; those at the right and at the bottom may show less
+    tile_height: int
 
 
 @dataclass(frozen=True)
@@ -209,6 +218,7 @@ class Record:
     tiles: Tiles | None = None
     boxes: tuple[Box, ...] = ()
     damaged: str | None = None
+    image_format: str | None = None  # of the main image: "JPEG, 500 x 375, RGB"
 
 
 @dataclass(frozen=True)

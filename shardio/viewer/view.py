@@ -2,37 +2,51 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import Any
+
+import numpy as np
 
 from ..dataset.reader import Reader, open_reader
-from ..errors import OptionError, ShardioError, printable
-from ..formats.index import SCALARS
+from ..errors import ShardioError, printable
+from ..formats.index import SCALARS, key_hash
 from ..formats.manifest import load_splits
-from ..names import KEY
+from ..names import key_bytes
+from ..order.rng import Int64s
 from ..storage.location import locate
 from ..storage.options import Storage
 from ..storage.stores import without_secrets
-from . import pictures
+from ..units import check_int, show_count
+from . import histogram
+from .answers import Answers
+from .cards import Cards, plain_value
+from .checks import Checks
+from .columns import HASHES, Columns
+from .kept import Background, Kept, PendingError
+from .records import Records
 from .results import (
     Card,
     Checked,
-    Crop,
+    ClassCount,
     Damaged,
     FieldInfo,
-    FieldValue,
     Histograms,
     Page,
-    Picture,
     Query,
-    Record,
     Rejected,
     Summary,
 )
+from .rows import Rows, Training
+from .search import search
 
 MAX_COUNT = 1_000  # cards in a page
+CACHE_BYTES = 1 << 30
+OPEN_BYTES = 128 << 20  # of the indexes of shards that are open, at 40 bytes a record
+WAIT_S = 0.7  # that an answer waits for the index before it says how far it is
+SEARCH_S = 0.4  # that a page of a search reads keys
 
 
 def open_view(
@@ -40,28 +54,32 @@ def open_view(
     *,
     split: str | None = None,
     storage: Storage | None = None,
-    cache_bytes: int = 1 << 30,
+    cache_bytes: int = CACHE_BYTES,
 ) -> View:
     """Open the view of a dataset, a directory or a URL.
 
-    split        "train": the dataset of this name in `path`, which holds several
+    split        "train": the dataset of this name in `path`, which holds several. Default there:
+                 train, else the first one
     storage      a shardio.Storage: where the data lies
-    cache_bytes  that the view may keep of columns and orders, beside open shards
+    cache_bytes  that the view may keep of columns and orders; indexes of open shards take up to
+                 OPEN_BYTES beside that
 
     Raises NotPackedError, DamageError, VersionError, OptionError, StorageError.
     """
     options = Storage() if storage is None else storage
+    splits = load_splits(locate(path, options)) or ()
+    if split is None and splits:
+        split = "train" if "train" in splits else splits[0]
     reader = open_reader(path, split, options)
-    splits = load_splits(locate(path, options)) if split is not None else None
-    return View(reader, options, split=split, splits=splits or (), cache_bytes=cache_bytes)
+    return View(reader, options, split=split, splits=splits, cache_bytes=cache_bytes)
 
 
-class View:
+class View(Records):
     """Answer what a page asks of one dataset. Safe to call from many threads.
 
     Records are numbered from 0, in storage order. Methods raise IndexError for a number that no
     record has, and OptionError for a query that cannot be met; a damaged record is part of an
-    answer, not an exception, but for `image` and `crop_image`, which raise ShardioError.
+    answer, not an exception, but for `image`, `crops` and `crop_image`, which raise ShardioError.
     """
 
     def __init__(
@@ -74,9 +92,15 @@ class View:
         cache_bytes: int,
     ) -> None:
         """Keep the reader, which the view may use alone; `open_view` is the way to call it."""
-        self._reader, self._options = reader, options
+        manifest = reader.manifest
+        each = 40 * max(1, reader.records // max(1, manifest.shards))
+        reader.limit = max(4, min(reader.limit, OPEN_BYTES // each))
+        checks = Checks(reader, options.max_pixels)
+        super().__init__(reader, checks, Cards(reader, checks.met), options.max_pixels)
         self._split, self._splits = split, tuple(splits)
-        self._cache_bytes = cache_bytes
+        self._kept, self._background = Kept(cache_bytes), Background()
+        self._columns = Columns(reader, self._kept, self._background, cache_bytes)
+        self._answers = Answers(reader, self._columns, self._kept, self._background)
 
     def __enter__(self) -> View:
         return self
@@ -91,7 +115,15 @@ class View:
 
     def close(self) -> None:
         """Close all shards, and let go of what is kept."""
+        self._background.close()
+        self._cards.close()
+        self._kept.clear()
         self._reader.forget()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return the bytes of columns and orders that are kept now."""
+        return self._kept.bytes
 
     def summary(self) -> Summary:
         """Return what the manifest says, at once."""
@@ -116,155 +148,171 @@ class View:
             splits=self._splits,
             images=tuple(map(printable, manifest.schema.images)),
             main_image=manifest.schema.main_image,
-            packed=(),
+            packed=tuple(
+                (printable(name), printable(value if isinstance(value, str) else json.dumps(value)))
+                for name, value in manifest.options.items()
+                if value is not None
+            ),
         )
 
-    def page(self, query: Query | None = None, start: int = 0, count: int = 100) -> Page:
+    def page(
+        self,
+        query: Query | None = None,
+        start: int = 0,
+        count: int = 100,
+        *,
+        wait_s: float | None = WAIT_S,
+        search_s: float = SEARCH_S,
+    ) -> Page:
         """Return up to `count` cards of an answer, from position `start` on.
 
-        In training order `query.step` gives the start instead. A search reads keys for a bounded
-        time: the page may hold fewer cards than asked, none too, and `next` says where to go on.
+        In training order `query.step` gives the start instead. A filter or a sort reads the index
+        of all shards when it is first asked for: after wait_s seconds the page says how far that
+        is (`pending`); ask again, or give None to wait for it. A search reads keys for search_s
+        seconds: the page may hold fewer cards than asked, none too, and `next` says where to go on.
         """
-        total = self._reader.records
-        cards = tuple(map(self._card, range(start, min(start + count, total))))
-        following = start + len(cards)
-        return Page(cards, start, total, following if following < total else None)
+        query = Query() if query is None else query
+        start, count = check_int("start", start, 0), check_int("count", count, 1, MAX_COUNT)
+        try:
+            rows = self._answers.rows(query, wait_s)
+        except PendingError as pending:
+            return Page((), start, None, start, note=f"{pending}", pending=pending.part)
+        steps = None
+        if isinstance(rows, Training):
+            steps = rows.partition.steps
+            if query.step is not None:
+                start = check_int("step", query.step, 0) * rows.batch_size
+        if query.search:
+            return self._search(query, rows, start, count, steps, search_s)
+        positions = range(start, min(start + count, rows.total))
+        following = positions.stop if positions.stop < rows.total else None
+        note = "" if rows.total else "No record meets these conditions"
+        cards = self._page_cards(query, rows, positions)
+        return Page(cards, start, rows.total, following, steps, note=note or self._unread())
 
-    def find(self, key: str) -> int | None:
-        """Return the number of the record with exactly this key, by the index, or None."""
-        raise OptionError("find: not yet")
+    def _search(
+        self,
+        query: Query,
+        rows: Rows,
+        start: int,
+        count: int,
+        steps: int | None,
+        search_s: float,
+    ) -> Page:
+        found = search(self._reader, rows, query.search, start, count, search_s)
+        cards = [self._page_cards(query, rows, range(at, at + 1))[0] for at in found.positions]
+        note = (
+            f"Searched the keys of {found.searched:,} records, positions {start:,} to "
+            f"{found.next:,} of {rows.total:,}"
+        )
+        if found.unread:
+            note += f"; {show_count(found.unread, 'key')} could not be read"
+        following = found.next if found.next < rows.total else None
+        return Page(tuple(cards), start, None, following, steps, found.searched, note)
 
-    def histograms(self, query: Query | None = None) -> Histograms:
-        """Count classes, and bin bytes and columns, of the chosen records; from the index alone.
-
-        `search` and the order have no part in it.
-        """
-        return Histograms(self._reader.records, (), ())
-
-    def record(self, number: int) -> Record:
-        """Return all that is known of one record."""
-        shard_number, inside = self._reader.locate(number)
-        shard = self._reader.shard(shard_number)
-        card = self._card(number)
-        fields: tuple[FieldValue, ...] = ()
-        if not card.damaged:
-            sample = shard.read(inside)
-            kinds = self._reader.manifest.schema.fields
-            fields = tuple(
-                FieldValue(
-                    printable(name), kind, printable(str(sample[name])), None, kind == "image"
+    def _page_cards(self, query: Query, rows: Rows, positions: range) -> tuple[Card, ...]:
+        """Return the cards at these positions, with what the order knows of them."""
+        if not positions:
+            return ()
+        start, stop = positions.start, positions.stop
+        if isinstance(rows, Training):
+            numbers, steps, places, valid = rows.rows(start, stop)
+            more = zip(steps.tolist(), places.tolist(), valid.tolist(), strict=True)
+            cards = [
+                replace(card, step=step, row=row, valid=is_valid)
+                for card, (step, row, is_valid) in zip(
+                    self._cards(numbers.tolist(), start), more, strict=True
                 )
-                for name, kind in kinds
-                if name != KEY
-            )
-        return Record(
-            number=number,
-            key=card.key,
-            label=card.label,
-            class_name=card.class_name,
-            shard=card.shard,
-            shard_number=shard_number,
-            shard_url=card.shard,
-            number_in_shard=inside,
-            start=shard.offset(inside),
-            bytes=card.bytes,
-            checksum=None,
-            fields=fields,
-            damaged=card.damaged,
+            ]
+        else:
+            numbers = rows.numbers(start, stop)
+            cards = self._cards(numbers.tolist(), start)
+        if query.sort is not None:
+            column = self._kept.get(("column", query.sort))
+            if column is not None:
+                cards = [replace(c, value=plain_value(column[c.number])) for c in cards]
+        return tuple(cards)
+
+    def _unread(self) -> str:
+        damaged = self._columns.damaged
+        if not damaged:
+            return ""
+        records = int(self._reader.manifest.shard_records[[*damaged]].sum())
+        return (
+            f"The index of {show_count(len(damaged), 'shard')} cannot be read: no values are known "
+            f"of {show_count(records, 'record')}"
         )
 
-    def image(
-        self,
-        number: int,
-        field: str | None = None,
-        side: int | None = None,
-        *,
-        overlay: bool = False,
-    ) -> Picture:
-        """Return an image field of a record, as a file that a browser shows.
+    def find(self, key: str) -> int | None:
+        """Return the number of the record with exactly this key, by the index, or None.
 
-        field    None: the main image
-        side     a thumbnail, at most so many pixels wide and high; None: the stored bytes, or a
-                 PNG of an image that browsers do not show
-        overlay  a mask as PNG in colours, the class 0 transparent, to be laid over the main image
-
-        Raises DamageError, DecodeError, StorageError; OptionError for a field that is no image;
-        KeyError where the record has None there.
+        The first call reads the indexes of all shards, if nothing has done that yet.
         """
-        name = field or self._reader.manifest.schema.main_image
-        if name not in self._reader.manifest.schema.images:
-            raise OptionError(f"no image field is called {printable(str(name))!r}")
-        shard, inside = self._reader.locate(self._checked(number))
-        data = self._reader.shard(shard).read(inside)[name]
-        if data is None:
-            raise KeyError(name)
-        if side is None:
-            return pictures.original(data, self._options.max_pixels)
-        return pictures.thumbnail(data, side, self._options.max_pixels)
+        try:
+            wanted = key_bytes(key)
+        except UnicodeEncodeError:
+            return None
+        hashes = self._kept.get(("column", HASHES))
+        if hashes is None:
+            hashes = self._background(HASHES, lambda: self._columns(HASHES), None)
+        for number in np.flatnonzero(hashes == key_hash(wanted)).tolist():
+            at, record = self._reader.locate(number)
+            try:
+                if self._reader.shard(at).key(record) == wanted:
+                    return int(number)
+            except ShardioError:
+                continue
+        return None
 
-    def crops(
-        self,
-        number: int,
-        epochs: Sequence[int] = (0, 1, 2, 3),
-        *,
-        size: int = 224,
-        seed: int = 0,
-        scale: tuple[float, float] = (0.08, 1.0),
-        ratio: tuple[float, float] = (3 / 4, 4 / 3),
-    ) -> tuple[Crop, ...]:
-        """Return the parts of the main image that training takes by RandomResizedCrop.
+    def histograms(
+        self, query: Query | None = None, *, wait_s: float | None = WAIT_S
+    ) -> Histograms:
+        """Count classes, and bin bytes and columns, of the chosen records; from the index alone.
 
-        Raises as `image` does.
+        `where` and `label` of the query choose; search and order have no part in it. wait_s: as
+        for `page`.
         """
-        return ()
+        query = Query() if query is None else query
+        key = ("histograms", query.where, query.label)
+        found: Histograms | None = self._kept.get(key)
+        if found is not None:
+            return found
+        try:
+            selection = self._answers.chosen(query, wait_s)
+            numbers = None if selection is None else selection.numbers
+            return self._background(
+                key, lambda: self._kept.put(key, self._count(numbers), 0), wait_s
+            )
+        except PendingError as pending:
+            return Histograms(self._reader.records, (), (), note=f"{pending}", pending=pending.part)
 
-    def crop_image(
-        self,
-        number: int,
-        epoch: int,
-        *,
-        size: int = 224,
-        seed: int = 0,
-        scale: tuple[float, float] = (0.08, 1.0),
-        ratio: tuple[float, float] = (3 / 4, 4 / 3),
-    ) -> Picture:
-        """Return the crop of an epoch, size x size, as PNG. Raises as `image`."""
-        return self.image(number, side=size)
+    def _count(self, numbers: Int64s | None) -> Histograms:
+        """Make histograms of these records, in the background."""
+        classes: tuple[ClassCount, ...] = ()
+        bins = []
+        manifest = self._reader.manifest
+        for name in self._columns.names:
+            column = self._columns(name)
+            if numbers is not None:
+                column = column[numbers]
+            if name == "label":
+                classes = histogram.count_classes(column, manifest.classes)
+            elif (found := histogram.bin_numbers(name, column)) is not None:
+                bins.append(found)
+        records = self._reader.records if numbers is None else len(numbers)
+        return Histograms(records, classes, tuple(bins), self._unread())
 
     def damaged(self) -> tuple[Damaged, ...]:
         """Return the damaged records that this view has met so far, by number."""
-        return ()
+        return self._checks.damaged()
 
-    def check(self, start: int = 0, *, budget_s: float = 0.5) -> Checked:
-        """Read and check records from a number on, for so many seconds; go on at `next`."""
-        return Checked(start, None, self._reader.records, ())
+    def check(self, start: int = 0, *, budget_s: float = 0.5, pixels: bool = False) -> Checked:
+        """Read and check records from a number on, for so many seconds; go on at `next`.
+
+        pixels: decode their images, too.
+        """
+        return self._checks.check(start, budget_s, pixels)
 
     def rejected(self) -> tuple[Rejected, ...] | None:
-        """Return what packing left out; None where the dataset does not say."""
-        return None
-
-    def _checked(self, number: int) -> int:
-        if not 0 <= number < self._reader.records:
-            raise IndexError(f"record {number} of {self._reader.records:,}")
-        return number
-
-    def _card(self, number: int) -> Card:
-        shard_number, inside = self._reader.locate(self._checked(number))
-        name = printable(self._reader.manifest.shard(shard_number).name)
-        label: Any = None
-        size, key, damaged = 0, "", None
-        try:
-            shard = self._reader.shard(shard_number)
-            column = shard.columns.get("label")
-            label = None if column is None else column[inside].item()
-            size = int(shard.sizes[inside])
-            key = printable(shard.key(inside), 4096)
-        except ShardioError as error:
-            damaged = str(error)
-        classes = self._reader.manifest.classes
-        class_name = None
-        if classes is not None and isinstance(label, int) and 0 <= label < len(classes):
-            class_name = printable(classes[label])
-        return Card(
-            number, number, key, label, class_name, name, shard_number, size, damaged=damaged
-        )
+        """Return what packing left out by on_error="skip", or None if nothing says it."""
+        return self._checks.rejected()
