@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ..errors import printable
 from ..units import show_size
-from .results import Bins, Card, ClassCount, Query
+from .results import Bins, ClassCount, Query
 from .view import View
 
 _STEPS: Final = 12  # batches whose mixing is drawn
-_CARDS: Final = 4096  # of all these batches together
+_RECORDS: Final = 4096  # of all these batches together
 _WIDTH: Final = 1000  # of both pictures, in their own units
 _ROW: Final = 10  # height of one batch
 _BAR: Final = 8  # of which its bar takes this
@@ -36,6 +36,7 @@ class Mixing:
     in_batch   different classes in the first of these batches; None: no classes
     uniform    as many there would be, on average, if its records were drawn from the whole dataset
     shards     different shards that the first batch reads
+    pending    part of the index that is read: classes come later
     """
 
     steps: tuple[int, ...]
@@ -46,56 +47,53 @@ class Mixing:
     in_batch: int | None
     uniform: float | None
     shards: int
+    pending: float | None
 
 
-def mixing(view: View, query: Query, steps: int | None) -> Mixing | None:
-    """Return the mixing of the batches from `query.step` on; `steps`: that there are."""
-    first, batch = query.step or 0, query.batch_size
-    most = min(_STEPS, max(1, _CARDS // batch))
-    numbers = tuple(range(first, min(first + most, first + most if steps is None else steps)))
-    rows = [list(_batch(view, dataclasses.replace(query, step=step))) for step in numbers]
-    rows = [row for row in rows if row]
-    if not rows:
+def mixing(view: View, query: Query, *, wait: bool = False) -> Mixing | None:
+    """Return the mixing of the batches from `query.step` on; None: there are none, or none yet."""
+    count = min(_STEPS, max(1, _RECORDS // query.batch_size))
+    found = view.batches(query, count, wait_s=None) if wait else view.batches(query, count)
+    batches = [batch for batch in found.batches if batch.numbers]
+    if not batches:
         return None
-    labels = [card.label for card in rows[0] if card.label is not None]
+    labels = {label for label in batches[0].labels or () if label is not None}
+    rows = [batch.labels or (None,) * len(batch.numbers) for batch in batches]
+    numbers = [batch.numbers for batch in batches]
     return Mixing(
-        steps=numbers[: len(rows)],
+        steps=tuple(batch.step for batch in batches),
         width=_WIDTH,
-        height=_ROW * len(rows),
+        height=_ROW * len(batches),
         classes=_bars(rows) if labels else (),
-        places=_ticks(rows, view.summary().records),
-        in_batch=len(set(labels)) if labels else None,
-        uniform=_uniform(view, query, len(labels)) if labels else None,
-        shards=len({card.shard_number for card in rows[0]}),
+        places=_ticks(numbers, rows, view.summary().records),
+        in_batch=len(labels) or None,
+        uniform=_uniform(view, query, len(batches[0].numbers)) if labels else None,
+        shards=batches[0].shards,
+        pending=found.pending,
     )
 
 
-def _batch(view: View, query: Query) -> tuple[Card, ...]:
-    """Return the cards of one batch, without those that only fill it up."""
-    page = view.page(query, 0, min(query.batch_size, _CARDS))
-    return tuple(card for card in page.cards if card.valid and card.step == query.step)
-
-
-def _bars(rows: Sequence[Sequence[Card]]) -> tuple[Shape, ...]:
+def _bars(rows: Sequence[Sequence[int | None]]) -> tuple[Shape, ...]:
     """Draw for each batch a bar of its classes, by label."""
     paths: dict[int | None, list[str]] = {}
-    for row, cards in enumerate(rows):
-        left = 0.0
-        counts = Counter(card.label for card in cards)
+    for row, labels in enumerate(rows):
+        left, counts = 0.0, Counter(labels)
         for label in sorted(counts, key=lambda one: (one is None, one or 0)):
-            width = counts[label] * _WIDTH / len(cards)
+            width = counts[label] * _WIDTH / len(labels)
             box = f"M{left:.1f} {row * _ROW}h{width:.1f}v{_BAR}h-{width:.1f}z"
             paths.setdefault(label, []).append(box)
             left += width
     return _shapes(paths)
 
 
-def _ticks(rows: Sequence[Sequence[Card]], records: int) -> tuple[Shape, ...]:
+def _ticks(
+    numbers: Sequence[Sequence[int]], rows: Sequence[Sequence[int | None]], records: int
+) -> tuple[Shape, ...]:
     """Draw for each batch a tick where each of its records lies in the dataset."""
     paths: dict[int | None, list[str]] = {}
-    for row, cards in enumerate(rows):
-        seen = {(round(card.number * _WIDTH / records), card.label) for card in cards}
-        for place, label in sorted(seen, key=lambda one: one[0]):
+    for row, (own, labels) in enumerate(zip(numbers, rows, strict=True)):
+        places = [round(number * (_WIDTH - 2) / records) for number in own]
+        for place, label in sorted(set(zip(places, labels, strict=True)), key=lambda one: one[0]):
             paths.setdefault(label, []).append(f"M{place} {row * _ROW}h2v{_BAR}h-2z")
     return _shapes(paths)
 
@@ -125,7 +123,7 @@ class Bar:
     count: int
     low: str
     high: str
-    where: tuple[str, ...]  # the conditions that choose its records; empty: none does
+    where: tuple[str, str]  # the conditions that choose its records
 
 
 @dataclass(frozen=True)
@@ -170,7 +168,7 @@ def histogram(bins: Bins, width: int = 480, height: int = 120) -> Histogram:
         tall = count / most * height if most else 0.0
         low, high = bins.edges[number : number + 2]
         below = "<=" if number == len(bins.counts) - 1 else "<"
-        where = (f"{bins.name}>={low:.17g}", f"{bins.name}{below}{high:.17g}")
+        where = (f"{bins.name}>={low!r}", f"{bins.name}{below}{high!r}")
         bars.append(
             Bar(
                 x=round(number * each, 2),
@@ -180,7 +178,7 @@ def histogram(bins: Bins, width: int = 480, height: int = 120) -> Histogram:
                 count=count,
                 low=shown[number],
                 high=shown[number + 1],
-                where=() if bins.name == "bytes" else where,
+                where=where,
             )
         )
     last = len(shown) - 1
@@ -205,7 +203,7 @@ def class_bars(counts: Sequence[ClassCount], by: str, most: int) -> tuple[ClassB
     return tuple(
         ClassBar(
             one.label,
-            "none" if one.label is None else one.name or str(one.label),
+            "none" if one.label is None else printable(one.name or str(one.label)),
             one.count,
             round(100 * one.count / longest, 2) if longest else 0.0,
         )

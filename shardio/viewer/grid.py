@@ -34,7 +34,7 @@ def records(view: View, place: Place) -> dict[str, Any]:
     page = dataclasses.replace(
         page, cards=tuple(card for card in page.cards if card.step in (step, None))
     )
-    mixing = charts.mixing(view, asked, page.steps)
+    mixing = charts.mixing(view, asked)
     return {"page": page, "turns": _steps(place, page, step), "mixing": mixing, "why": ""}
 
 

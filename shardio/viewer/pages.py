@@ -6,6 +6,7 @@ Pages are whole without JavaScript; static/viewer.js adds keys. What a page show
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -134,6 +135,8 @@ class Pages:
         found = view.histograms(place.query)
         most = len(found.classes) if "all" in fields else _CLASSES
 
+        chosen = Place(dataclasses.replace(place.query, search="", step=None), split=place.split)
+
         def sorted_by(order: str, whole: bool = False) -> str:
             address = place.at("summary")
             more = write_query({"by": [order]} | ({"all": ["1"]} if whole else {}))
@@ -149,12 +152,12 @@ class Pages:
             histograms=[charts.histogram(one) for one in found.bins],
             by=by,
             summary_address=sorted_by,
-            class_address=lambda label: (
-                place.at(where=("label=null",), label=None)
+            class_address=lambda label: chosen.at(
+                **{"where": (*place.query.where, "label=null")}
                 if label is None
-                else place.at(label=label, step=None, start=0)
+                else {"label": label}
             ),
-            where_address=lambda where: place.at(where=(*place.query.where, *where), step=None),
+            where_address=lambda where: chosen.at(where=(*place.query.where, *where)),
         )
 
     def _damage(self, rest: str, fields: Fields, place: Place) -> Answer:

@@ -63,10 +63,10 @@ def save(view: View, file: str, *, overwrite: bool = False) -> Report:
 def draw(view: View) -> tuple[bytes, int]:
     """Return the page of the report, and how many pictures are inside."""
     training = Query(order="training", step=0)
-    stored, trained = (view.page(one, 0, _PICTURES) for one in (Query(), training))
+    stored, trained = (view.page(one, 0, _PICTURES, wait_s=None) for one in (Query(), training))
     trained = dataclasses.replace(trained, cards=trained.cards[: training.batch_size])
     pictures = _pictures(view, (*stored.cards, *trained.cards))
-    found = view.histograms(Query())
+    found = view.histograms(wait_s=None)
     body = render(
         "report.html",
         css=static("viewer.css").decode(),
@@ -77,7 +77,7 @@ def draw(view: View) -> tuple[bytes, int]:
         stored=stored,
         trained=trained,
         training=training,
-        mixing=charts.mixing(view, training, trained.steps),
+        mixing=charts.mixing(view, training, wait=True),
         picture_of=pictures.get,
         damaged=view.damaged(),
         rejected=view.rejected(),

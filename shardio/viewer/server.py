@@ -144,6 +144,8 @@ class _Handler(BaseHTTPRequestHandler):
     """Answers the requests of one connection."""
 
     protocol_version = "HTTP/1.1"  # one connection for many thumbnails: through ssh it matters
+    wbufsize = -1  # buffered: head and body in two packets wait 40 ms for each other
+    disable_nagle_algorithm = True
     server: Server
 
     def setup(self) -> None:

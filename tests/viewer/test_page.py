@@ -97,10 +97,9 @@ def opened(browser: Any, viewer: Any) -> Iterator[Open]:
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("dialog", lambda dialog: (faults.append(dialog.message), dialog.dismiss()))
-        page.goto(site.url)
-        page.wait_for_url(site.base + "/")
-        if path != "/":
-            page.goto(site.base + path)
+        token = site.url.rpartition("?")[2]
+        page.goto(f"{site.base}{path}{'&' if '?' in path else '?'}{token}")
+        page.wait_for_url(lambda url: "token=" not in url)
         return page
 
     yield open_page
@@ -178,11 +177,12 @@ def test_a_batch_on_the_page_is_the_batch_of_training(
         f"{name}={int(value) if isinstance(value, bool) else value}"
         for name, value in (given | {"epoch": epoch}).items()
     )
+    page = opened(colors, f"/?order=training&{address}")
     for step in (0, 3, len(batches) - 1):
-        page = opened(colors, f"/?order=training&{address}&step={step}")
+        if step:
+            page.goto(f"{page.url.partition('&step')[0]}&step={step}")
         assert keys(page) == batches[step]
         assert f"Step {step} of {len(batches)}" in page.locator("h2").first.inner_text()
-        page.context.close()
 
 
 def test_one_sees_how_well_a_buffer_mixes(opened: Open, colors: Path) -> None:
@@ -299,7 +299,7 @@ def test_a_record_is_found_by_number_and_by_key(opened: Open, colors: Path) -> N
 
 def test_keys_walk_through_the_order_that_one_came_from(opened: Open, colors: Path) -> None:
     page = opened(colors, "/?order=training&batch_size=16&step=2")
-    first, second, *_, last = keys(page)
+    first, second = keys(page)[:2]
     page.keyboard.press("j")
     page.keyboard.press("j")
     page.keyboard.press("Enter")
@@ -379,9 +379,9 @@ def test_pages_are_whole_without_scripts(opened: Open, colors: Path) -> None:
     page.get_by_role("button", name="Show").click()
     page.wait_for_url("**/?search=bee/0050")
     page.get_by_role("link", name="bee/0050").click()
-    page.wait_for_url("**/record/50*")
+    page.wait_for_url(re.compile("/record/50"))
     page.get_by_role("link", name="All records").click()
-    page.wait_for_url("**/?search=bee/0050#r50")
+    page.wait_for_url(re.compile(r"/\?search=bee/0050&start=50#r50$"))
     page.get_by_role("link", name="Summary").click()
     page.get_by_role("link", name="dog").click()
     assert len(keys(page)) == EACH
@@ -402,6 +402,12 @@ def test_a_screen_reader_finds_its_way(opened: Open, colors: Path) -> None:
 # ---------------------------------------------------------------------------------- its safety
 
 
+TOUCHED = """() => {
+  for (const one of document.querySelectorAll("*")) one.dispatchEvent(new MouseEvent("mouseover"));
+  return window.ran ?? null;
+}"""
+
+
 def test_names_are_text_and_nothing_else(opened: Open, hostile: Path) -> None:
     paths = ["/", "/summary", "/damage?check=0", "/?order=training&batch_size=4"]
     paths += [f"/record/{number}" for number in range(len(HOSTILE))]
@@ -415,10 +421,7 @@ def test_names_are_text_and_nothing_else(opened: Open, hostile: Path) -> None:
     ]
     for path in paths:
         page.goto(root + path)
-        for one in page.locator("a, .class").all()[:20]:
-            with contextlib.suppress(Exception):
-                one.dispatch_event("mouseover")
-        assert page.evaluate("window.ran") is None, path
+        assert page.evaluate(TOUCHED) is None, path
         found = page.locator("script, [onerror], [onmouseover], [onclick], a[href^='javascript:']")
         assert [one.get_attribute("src") for one in found.all()] in (["/static/viewer.js"], []), (
             path
