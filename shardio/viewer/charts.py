@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,11 +103,18 @@ def _shapes(paths: dict[int | None, list[str]]) -> tuple[Shape, ...]:
     return tuple(Shape(label, "".join(parts)) for label, parts in paths.items())
 
 
-def _uniform(view: View, query: Query, count: int) -> float:
-    """Return the mean number of different classes among `count` records drawn from all."""
-    classes = view.histograms(query).classes
-    total = sum(one.count for one in classes)
-    return sum(1 - (1 - one.count / total) ** count for one in classes) if total else 0.0
+def _uniform(view: View, query: Query, count: int) -> float | None:
+    """Return the mean number of different classes among `count` records of all; None: not yet."""
+    sizes = [one.count for one in view.histograms(query).classes if one.count]
+    total = sum(sizes)
+    if count > total:
+        return None
+
+    def log_choices(records: int) -> float:  # ways to choose `count` of them, but for a factor
+        return math.lgamma(records + 1) - math.lgamma(records - count + 1)
+
+    missing = (log_choices(total - size) for size in sizes if total - size >= count)
+    return len(sizes) - sum(math.exp(one - log_choices(total)) for one in missing)
 
 
 # --- histograms -----------------------------------------------------------------------------------

@@ -31,9 +31,11 @@ def records(view: View, place: Place) -> dict[str, Any]:
     step = query.step or 0
     asked = dataclasses.replace(query, step=step)
     page = view.page(asked, 0, min(query.batch_size, MOST))
-    page = dataclasses.replace(
-        page, cards=tuple(card for card in page.cards if card.step in (step, None))
-    )
+    note = page.note
+    if query.batch_size > MOST:
+        note = f"The first {MOST} records of the batch. {note}"
+    cards = tuple(card for card in page.cards if card.step == step)
+    page = dataclasses.replace(page, cards=cards, note=note)
     mixing = charts.mixing(view, asked)
     return {"page": page, "turns": _steps(place, page, step), "mixing": mixing, "why": ""}
 

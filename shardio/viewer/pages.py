@@ -33,7 +33,7 @@ _STATIC: Final = {
 }
 _WHOLE: Final = 4 << 20  # bytes of an image that a record's page shows as it is stored
 _SIDE: Final = 1600  # pixels, of larger ones
-_EPOCHS: Final = (0, 1, 2, 3)  # whose crops a record's page shows
+_CROPS: Final = 4  # epochs whose crops a record's page shows
 _CLASSES: Final = 60  # bars of classes on a page, unless all are asked for
 
 
@@ -107,11 +107,13 @@ class Pages:
     def _record(self, rest: str, fields: Fields, place: Place) -> Answer:
         view = self._views.of(place.split)
         record = view.record(read_number("record", rest))
+        crop = _CropForm.read(fields)
         crops: tuple[Crop, ...] = ()
         why = ""
         if view.summary().main_image is not None and not record.damaged:
             try:
-                crops = view.crops(record.number, _EPOCHS)
+                epochs = range(place.query.epoch, place.query.epoch + _CROPS)
+                crops = view.crops(record.number, epochs, **crop.options(place))
             except (ShardioError, KeyError) as error:
                 why = str(error)
         at = read_number("at", fields["at"][-1]) if "at" in fields else None
@@ -121,7 +123,9 @@ class Pages:
             place,
             record=record,
             side=None if _whole(record) else _SIDE,
+            crop=crop,
             crops=crops,
+            fields=fields,
             why_no_crops=why,
             masks=[field.name for field in record.fields if field.mask],
             around=grid.around(view, place, record.number, at),
@@ -185,7 +189,8 @@ class Pages:
 
     def _crop(self, rest: str, fields: Fields, place: Place) -> Answer:
         view, number = self._views.of(place.split), read_number("record", rest)
-        return self._picture(lambda: view.crop_image(number, place.query.epoch))
+        options = _CropForm.read(fields).options(place)
+        return self._picture(lambda: view.crop_image(number, place.query.epoch, **options))
 
     def _picture(self, make: Callable[[], Picture]) -> Answer:
         """Make a picture, or answer by one that says that there is none."""
@@ -195,6 +200,33 @@ class Pages:
         except (ShardioError, KeyError):
             return Answer(static("broken.svg"), _STATIC["broken.svg"], HTTPStatus.NOT_FOUND)
         return Answer(data, kind, kept=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _CropForm:
+    """What the form of the crops asks for."""
+
+    size: int = 224
+    scale: float = 0.08
+
+    @staticmethod
+    def read(fields: Fields) -> _CropForm:
+        """Read it from an address. Raises OptionError."""
+        given = {name: fields[name][-1] for name in ("size", "scale") if fields.get(name, [""])[-1]}
+        size = read_number("size", given.get("size", "224"))
+        try:
+            scale = float(given.get("scale", "0.08"))
+        except ValueError:
+            scale = 0.0
+        if not (0 < scale <= 1 and 0 < size <= _SIDE):
+            raise OptionError(
+                f"crops: expected a size of 1 to {_SIDE}, and a least scale above 0 and up to 1"
+            )
+        return _CropForm(size, scale)
+
+    def options(self, place: Place) -> dict[str, Any]:
+        """Return the options of View.crops."""
+        return {"size": self.size, "scale": (self.scale, 1.0), "seed": place.query.seed}
 
 
 @cache

@@ -81,6 +81,24 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_datasets.make(folder, [len(HOSTILE)], fields=fields, sample=of, classes=HOSTILE)
 
 
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images with boxes as COCO has them, and a mask whose left half is class 1."""
+
+    def of(number: int) -> dict[str, Any]:
+        out = io.BytesIO()
+        mask = Image.new("L", (48, 32))
+        mask.paste(1, (0, 0, 24, 32))
+        mask.save(out, "PNG")
+        boxes = [{"bbox": [4.0, 2.0, 10.0, 8.0], "label": 1}, {"bbox": [30, 20, 8, 4], "label": 3}]
+        values = {"__key__": b"%d" % number, "image": painted(number), "mask": out.getvalue()}
+        return values | {"annotations": boxes}
+
+    fields = (*FIELDS[:2], ("mask", "image"), ("annotations", "json"))
+    folder = tmp_path_factory.mktemp("viewed") / "scenes"
+    return small_datasets.make(folder, [3], fields=fields, sample=of, classes=CLASSES)
+
+
 Open = Callable[..., Any]
 
 
@@ -130,6 +148,13 @@ PIXELS = """async all => {
   }
   return found;
 }"""
+
+
+SIDES = """all => Promise.all(all.map(async one => {
+  one.loading = "eager";
+  await one.decode();
+  return one.naturalWidth;
+}))"""
 
 
 def is_near(found: list[int], expected: tuple[int, int, int]) -> bool:
@@ -281,6 +306,43 @@ def test_a_record_page_tells_all_of_it(opened: Open, colors: Path) -> None:
     crops = page.locator(".crops-row img").evaluate_all(PIXELS)
     assert len(crops) == 4
     assert all(is_near(found, rgb(123)) for found in crops)
+
+
+def test_boxes_and_masks_lie_over_the_image_with_a_switch(opened: Open, scenes: Path) -> None:
+    page = opened(scenes, "/record/1")
+    names = ("x", "y", "width", "height")
+    boxes = page.locator(".boxes rect").evaluate_all(
+        "(all, names) => all.map(one => names.map(name => +one.getAttribute(name)))", names
+    )
+    assert boxes == [[4, 2, 10, 8], [30, 20, 8, 4]]
+    assert page.locator(".boxes text").all_text_contents() == ["bee", "dog"]
+    image, layer = (page.locator(what).bounding_box() for what in ("img.large", "svg.layer"))
+    assert image == layer
+    mask = page.locator("img.masks")
+    alpha = mask.evaluate("""async one => {
+      await one.decode();
+      const drawn = document.createElement("canvas").getContext("2d");
+      drawn.drawImage(one, 0, 0);
+      return [2, 40].map(x => drawn.getImageData(x, 9, 1, 1).data[3]);
+    }""")
+    assert alpha[0] > 0 and alpha[1] == 0  # class 0 is transparent
+    for switch, what in (("boxes (2)", ".boxes"), ("mask", ".masks"), ("crops", ".crops")):
+        shown = page.locator(what).first.is_visible()
+        page.get_by_label(switch).set_checked(not shown)
+        assert page.locator(what).first.is_visible() is not shown
+
+
+def test_crops_are_those_of_the_options_asked_for(opened: Open, colors: Path) -> None:
+    page = opened(colors, "/record/5")
+    before = page.locator(".crops-row li p").all_inner_texts()
+    for name, value in (("Size", "32"), ("Least scale", "0.9"), ("From epoch", "2")):
+        page.get_by_label(name).fill(value)
+    page.keyboard.press("Enter")
+    page.wait_for_url(lambda url: "scale=0.9" in url)
+    after = page.locator(".crops-row li p").all_inner_texts()
+    assert [text.split()[1] for text in after] == ["2", "3", "4", "5"]
+    assert after[0].split()[2:] != before[2].split()[2:]
+    assert page.locator(".crops-row img").evaluate_all(SIDES) == [32] * 4
 
 
 def test_a_record_is_found_by_number_and_by_key(opened: Open, colors: Path) -> None:
