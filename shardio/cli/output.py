@@ -6,15 +6,22 @@ import base64
 import contextlib
 import dataclasses
 import json
+import math
 import mmap
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TextIO
 
 from .exit_codes import DONE
 
 _TELL_S = 5.0
+STYLES = {
+    "bad": "31",
+    "good": "32",
+    "hint": "2",
+}  # red, green, dim: as the terminal's theme has them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,9 +96,23 @@ class Output:
             yield show
 
 
+def paint(text: str, style: str, stream: TextIO) -> str:
+    """Return a text in a style, one of STYLES, if a person looks at the stream and wants colours.
+
+    That is, on a terminal that has them, and without NO_COLOR (https://no-color.org).
+    """
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    if plain or not text or not stream.isatty():
+        return text
+    return f"\x1b[{STYLES[style]}m{text}\x1b[0m"
+
+
 def as_json(value: Any) -> str:
-    """Return a value as JSON, with dataclasses as objects, and bytes as {"base64": ...}."""
-    return json.dumps(value, default=_json_value)
+    """Return a value as JSON, with dataclasses as objects, and bytes as {"base64": ...}.
+
+    What is no number (NaN, infinities) is null, since JSON has no name for it.
+    """
+    return json.dumps(_plain(value), allow_nan=False)
 
 
 def as_base64(value: bytes) -> str:
@@ -99,10 +120,18 @@ def as_base64(value: bytes) -> str:
     return base64.b64encode(value).decode("ascii")
 
 
-def _json_value(value: Any) -> Any:
-    """Return what JSON can hold of bytes, arrays, and what is in these: complex numbers, times."""
+def _plain(value: Any) -> Any:
+    """Return what JSON can hold of a value, also of what is in arrays: complex numbers, times."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, int)):
+        return value
     if isinstance(value, bytes):
         return {"base64": as_base64(value)}
+    if isinstance(value, (tuple, list)):
+        return [_plain(one) for one in value]
     if dataclasses.is_dataclass(value):
-        return vars(value)
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+        value = vars(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    return _plain(value.tolist()) if hasattr(value, "tolist") else str(value)

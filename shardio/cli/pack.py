@@ -7,6 +7,7 @@ import dataclasses
 import math
 import os
 import shlex
+import sys
 from argparse import BooleanOptionalAction
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from .command import (
     take_target,
 )
 from .exit_codes import DONE, FAILED, SKIPPED
-from .output import Output
+from .output import Output, paint
 
 if TYPE_CHECKING:
     from ..packing.packed import Packed
@@ -103,7 +104,7 @@ def _show(
         vars(one) | {"rejected": [{"key": key, "reason": why} for key, why in one.rejected]}
         for one in done
     ]
-    lines = [*map(str, done), *filter(None, [advice])]
+    lines = [*map(str, done), *([paint(advice, "hint", sys.stdout)] if advice else [])]
     output.show("\n".join(lines), facts={"dry_run": dry, "datasets": datasets})
     if not any(one.rejected for one in done):
         return DONE
@@ -199,6 +200,12 @@ PACK = Command(
     option("--dry-run", text="say what would be done and touch nothing"),
     option("--work-dir", "DIR"),
     TARGET,
+    examples=(
+        "shardio pack photos packed",
+        "shardio pack photos packed --jpeg-tiles --on-error skip",
+        "shardio pack list.csv packed --root photos --where label=cat",
+        "shardio pack s3://bucket/photos packed --store-option region=eu-west-1",
+    ),
     goes_on=_pack_goes_on,
 )
 
@@ -211,6 +218,10 @@ PLAN = Command(
     _SOURCE,
     option("out", "OUT", "the directory that becomes the dataset"),
     *_PLANNED,
+    examples=(
+        "shardio plan photos packed --shard-size 64MB",
+        "shardio pack photos packed --part 1/8  # and so on; then shardio commit packed",
+    ),
 )
 
 COMMIT = Command(
@@ -234,6 +245,10 @@ COMMIT = Command(
     ),
     JOBS,
     OVERWRITE,
+    examples=(
+        "shardio commit packed",
+        "shardio commit packed --wait --parts 8",
+    ),
 )
 
 GC = Command(
@@ -250,4 +265,8 @@ GC = Command(
         dest="keep_s",
     ),
     option("--dry-run"),
+    examples=(
+        "shardio gc packed --dry-run",
+        "shardio gc packed --keep 7d",
+    ),
 )

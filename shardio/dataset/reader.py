@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import DamageError, OptionError, StorageError, printable
 from ..formats import check_format, expect_shard, open_shard
 from ..formats.base import Shard, ShardInfo
-from ..formats.foreign.parquet import cache_bytes
+from ..formats.foreign.row_groups import cache_bytes
 from ..formats.manifest import Manifest, choose_split, load
 from ..formats.sample import Sample
 from ..order.rng import Int64s

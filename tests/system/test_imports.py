@@ -24,6 +24,7 @@ DOORS = {  # what only these modules import
     "obstore": {"storage.credentials", "storage.stores"},
     "xxhash": {"formats.index", "formats.record", "packing.writer", "storage.cache_layout"},
     "tqdm": {"cli.output"},
+    "shtab": {"cli.completion"},
     "PIL": {
         "images.decode",
         "images.resize",
@@ -59,7 +60,7 @@ DOORS = {  # what only these modules import
     "matplotlib": {"tuning.plot", "cli.poster"},
     "google_crc32c": {"formats.foreign.tfrecord"},
     "zstandard": {"formats.foreign.mds"},
-    "pyarrow": {"formats.foreign.parquet"},
+    "pyarrow": {"formats.foreign.arrow_columns"},
     "ray": {"packing.ray_executor"},
 }
 EVERYWHERE = {"numpy"}
