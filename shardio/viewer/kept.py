@@ -83,6 +83,8 @@ class Background:
         with self._lock:
             future = self._running.get(key)
             if future is None:
+                for old in [one for one, begun in self._running.items() if begun.done()]:
+                    del self._running[old]  # nobody came back for it; what it made is in Kept
                 future = self._running[key] = self._pool.submit(make)
         if not wait([future], wait_s).done:
             raise PendingError(self.part)
