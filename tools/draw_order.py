@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 
 import numpy as np
+from picture import page
 
 from shardio.order.epoch import Epoch
 from shardio.order.partition import Partition
@@ -16,6 +18,7 @@ SHARDS = (10, 4, 12, 6)
 COLOURS = ("#4477aa", "#ee9944", "#44aa88", "#bb5577")  # told apart without colour vision, too
 CELL, LEFT, WIDTH, HEIGHT = 24, 20, 808, 478
 BATCH, RANKS, WORKERS = 4, 2, 2
+FAINT = {"fill": "#666666", "class": "faint"}
 
 epoch = Epoch(
     np.array(SHARDS), seed=7, epoch=0, spans=4, unit=2, shuffle_buffer=12
@@ -28,7 +31,9 @@ out: list[str] = []
 def text(
     x: float, y: float, words: str, *, size: int = 13, anchor: str = "start", **more: str
 ) -> None:
-    style = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in more.items())
+    style = "".join(
+        f' {name.strip("_").replace("_", "-")}="{value}"' for name, value in more.items()
+    )
     out.append(
         f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}"{style}>{words}</text>'
     )
@@ -39,7 +44,7 @@ def cell(place: int, y: float, virtual: int) -> None:
     x = LEFT + place * CELL
     out.append(
         f'<rect x="{x}" y="{y}" width="{CELL}" height="{CELL}" fill="{COLOURS[shard_of[virtual]]}" '
-        'stroke="white" stroke-width="1.5"/>'
+        'class="gap" stroke="white" stroke-width="1.5"/>'
     )
     text(x + CELL / 2, y + 16, str(record_of[virtual]), size=11, anchor="middle", fill="white")
 
@@ -102,7 +107,7 @@ for unit in range(epoch.units):
         place += 1
 for unit in range(epoch.units):
     x = LEFT + unit * epoch.unit * CELL + CELL
-    text(x, 350, f"span {unit % C}", size=10, anchor="middle", fill="#777777")
+    text(x, 350, f"span {unit % C}", size=10, anchor="middle", **FAINT)
 
 step(
     392,
@@ -115,14 +120,14 @@ for rank in range(RANKS):
         first = share.first_unit(i) * epoch.unit
         bracket(first, first + BATCH, 404, f"rank {rank} step {i}")
         text(LEFT + (first + BATCH / 2) * CELL, 440, f"worker {i % WORKERS}", size=11,
-             anchor="middle", fill="#777777")  # fmt: skip
-text(LEFT, 466, "Colour: shard. Number: record in the shard.", size=11, fill="#777777")
-
-print(
-    f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-    f'width="{WIDTH}" height="{HEIGHT}" font-family="Helvetica, Arial, sans-serif" color="#222222" '
-    'fill="#222222">'
+             anchor="middle", **FAINT)  # fmt: skip
+text(
+    LEFT,
+    466,
+    "Colour: shard. Number: record in the shard.",
+    size=11,
+    fill="#666666",
+    class_="faint",
 )
-print('<rect width="100%" height="100%" fill="white"/>')
-print("\n".join(out))
-print("</svg>")
+
+sys.stdout.write(page(WIDTH, HEIGHT, out))

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import numpy as np
+from picture import page
 from PIL import Image
 
 from shardio.images.jpeg_rewrite import rewrite
@@ -16,7 +18,7 @@ from shardio.images.jpeg_tiles import tiles as find_tiles
 W, H = 512, 256
 BOX = (176, 84, 344, 212)  # left, top, right, bottom of the crop
 LEFT, TOP, WIDTH, HEIGHT = 20, 44, 808, 486
-FRAME = "#cc3311"
+FRAME = "#e8442c"
 
 y, x = np.mgrid[0:H, 0:W]
 sky = np.stack([150 - y / 3 + x / 16, 190 - y / 4, 235 - y / 5], -1)
@@ -54,7 +56,7 @@ def cell(px: float, py: float, wide: float, high: float, row: int, column: int) 
     pale = "" if row in rows and column in columns else ' opacity="0.28"'
     out.append(
         f'<rect x="{px:g}" y="{py:g}" width="{wide:g}" height="{high:g}" fill="{colour}" '
-        f'stroke="white" stroke-width="0.6"{pale}/>'
+        f'class="gap" stroke="white" stroke-width="0.6"{pale}/>'
     )
 
 
@@ -120,10 +122,4 @@ for row in rows:
         px += wide
 frame(LEFT, low, px - LEFT, high)
 
-print(
-    f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
-    f'height="{HEIGHT}" font-family="Helvetica, Arial, sans-serif" color="#222222" fill="#222222">'
-)
-print('<rect width="100%" height="100%" fill="white"/>')
-print("\n".join(out))
-print("</svg>")
+sys.stdout.write(page(WIDTH, HEIGHT, out))

@@ -138,6 +138,10 @@ EXPLAIN = Command(
     option("--nodes", "N"),
     ROOT,
     *STORE,
+    examples=(
+        "shardio explain packed --batch-size 256 --workers 8",
+        "shardio explain packed --batch-size 256 --world-size 4 --shuffle-buffer 1GiB",
+    ),
     forks=False,
 )
 
@@ -156,6 +160,10 @@ TUNE = Command(
     PLOT,
     ROOT,
     *STORE,
+    examples=(
+        "shardio tune packed",
+        "shardio tune packed --batch-size 128 --world-size 4 --plot tuning.svg",
+    ),
     forks=False,
 )
 
@@ -175,6 +183,11 @@ BENCH = Command(
     PLOT,
     ROOT,
     *STORE,
+    examples=(
+        "shardio bench packed",
+        "shardio bench packed --quick --size 160 --workers 0,4",
+        "shardio bench packed --plot bench.html",
+    ),
 )
 
 DEMO = Command(
@@ -189,4 +202,8 @@ DEMO = Command(
     option("--size", "N"),
     option("--seconds", "S"),
     option("--plot", "FILE", "the picture (default shardio-demo.png); replaces FILE"),
+    examples=(
+        "shardio demo",
+        "shardio demo photos --seconds 3",
+    ),
 )

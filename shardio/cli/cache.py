@@ -57,4 +57,8 @@ CACHE = Command(
     "",
     option("action", "ls|clear", "list it, or remove all of it", choices=["ls", "clear"]),
     option("path", "DIR", "the cache directory"),
+    examples=(
+        "shardio cache ls /nvme/cache",
+        "shardio cache clear /nvme/cache",
+    ),
 )

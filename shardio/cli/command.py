@@ -32,6 +32,7 @@ class Command:
         run: Callable[..., int],
         described: str,
         *options: Option,
+        examples: Sequence[str],
         forks: bool = True,
         goes_on: Callable[[Mapping[str, Any]], str] = lambda options: "",
     ) -> None:
@@ -42,20 +43,31 @@ class Command:
                    exit code
         described  where options are described that have no text here: "packing.pack:pack", or
                    several such places, with spaces between
+        examples   two to four calls of it, as they are typed
         forks      it may start processes, by fork; if not, it reads from URLs itself
         goes_on    says, by the options, how to go on where it was interrupted; "": it begins anew
         """
         self.name, self.text, self.run, self.forks = name, text, run, forks
-        self.goes_on = goes_on
+        self.goes_on, self.examples = goes_on, examples
         self._described, self._options = described.split(), options
 
-    def declare(self, parser: argparse.ArgumentParser) -> None:
-        """Add all options to the parser of this command."""
+    def declare(self, parser: argparse.ArgumentParser) -> list[argparse.Action]:
+        """Add all options to the parser of this command, in their groups. Return them."""
         texts = descriptions(self._described)
-        for name, more in [JSON, QUIET, *self._options]:
-            added = parser.add_argument(name, **more)
-            if added.help is None:
-                added.help = self._as_help(texts.get(added.dest, ""))
+        options = [*self._options, JSON, QUIET]
+        titles = {name: _title(name) for name, _ in options}
+        groups = {
+            title: parser.add_argument_group(title)
+            for title in ("Arguments", *GROUPS)
+            if title in titles.values()
+        }
+        added = [groups[titles[name]].add_argument(name, **more) for name, more in options]
+        for one in added:
+            if one.help is None:
+                one.help = self._as_help(texts.get(one.dest, ""))
+        text = "show this help and exit"
+        groups["Output"].add_argument("-h", "--help", action="help", help=text)
+        return added
 
     def _as_help(self, text: str) -> str:
         """Return a description with options called as on the command line: `jpeg_tiles` is not."""
@@ -106,6 +118,13 @@ def option(name: str, metavar: str | None = None, text: str | None = None, **mor
     elif not more.keys() & {"action", "choices"}:
         more["action"] = "store_true"
     return name, more
+
+
+def _title(name: str) -> str:
+    """Return the group of an option, or of a place."""
+    if not name.startswith("-"):
+        return "Arguments"
+    return next((title for title, names in GROUPS.items() if name[2:] in names.split()), "Options")
 
 
 # --- texts ----------------------------------------------------------------------------------------
@@ -265,6 +284,24 @@ def _store_options(pairs: Sequence[str]) -> dict[str, Any]:
 # --- options of several commands ------------------------------------------------------------------
 
 GOES_ON = "what is finished is kept; run the same command again to go on"  # after Ctrl-C
+
+# Options by the group that `--help` shows them in, the same in all commands.
+GROUPS = {
+    "What to read": "from files root fields where class classes shard key field splits",
+    "Images": "resize quality encode jpeg-tiles keep-original max-pixels decode size",
+    "Shards and order": "format shard-size max-records shuffle seed keys",
+    "Training": (
+        "batch-size workers threads world-size local-world-size shuffle-buffer unit units tail "
+        "spans nodes memory"
+    ),
+    "How to run": (
+        "jobs executor address part parts stagger wait on-error restart dry-run work-dir loader "
+        "seconds quick"
+    ),
+    "Object stores": "store-option timeout target-option",
+    "Options": "",  # that only one command has
+    "Output": "out output plot overwrite json quiet",
+}
 
 JSON = option("--json", text="one JSON object on stdout", default=False)
 QUIET = option("--quiet", text="no progress and no summary", default=False)

@@ -90,6 +90,11 @@ INDEX = Command(
     *PARTS,
     OVERWRITE,
     *STORE,
+    examples=(
+        "shardio index tars",
+        "shardio index tars --fields image=jpg,label=cls",
+        "shardio index s3://bucket/tars --out index",
+    ),
     goes_on=lambda options: GOES_ON if options.get("part") else "",
 )
 
@@ -103,6 +108,7 @@ UNPACK = Command(
     OVERWRITE,
     ROOT,
     *STORE,
+    examples=("shardio unpack packed photos-again",),
     forks=False,
     goes_on=_unpack_goes_on,
 )
@@ -123,6 +129,10 @@ EXPORT = Command(
     OVERWRITE,
     ROOT,
     *STORE,
+    examples=(
+        "shardio export packed tars --format webdataset",
+        "shardio export packed records --format tfrecord --fields image,label",
+    ),
     forks=False,
 )
 
@@ -141,6 +151,10 @@ COPY = Command(
     ROOT,
     *STORE,
     TARGET,
+    examples=(
+        "shardio copy packed /nvme/packed",
+        "shardio copy packed s3://bucket/packed --jobs 8",
+    ),
     forks=False,
     goes_on=lambda options: GOES_ON,
 )

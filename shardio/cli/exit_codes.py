@@ -2,8 +2,12 @@
 
 DONE, FAILED, USAGE, DAMAGED, SKIPPED, BUSY, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
-TEXT = """\
-exit codes:
-  0 done   1 failed   2 wrong usage   3 damage was found   4 done, but files were left out
-  5 another packer works there   130 interrupted
-"""
+MEANINGS = {
+    DONE: "done",
+    FAILED: "failed",
+    USAGE: "wrong usage",
+    DAMAGED: "damage was found",
+    SKIPPED: "done, but files were left out",
+    BUSY: "another packer works there",
+    INTERRUPTED: "interrupted",
+}

@@ -318,6 +318,11 @@ INFO = Command(
     option("path", "OUT", "the packed directory, or its URL", nargs="?"),
     option("--env", text="versions, and which PIL decodes images"),
     *STORE,
+    examples=(
+        "shardio info packed",
+        "shardio info packed --json",
+        "shardio info --env",
+    ),
     forks=False,
 )
 
@@ -331,6 +336,10 @@ LS = Command(
     option("--class", "NAME", "only of this class", dest="class_name"),
     ROOT,
     *STORE,
+    examples=(
+        "shardio ls packed --class cat",
+        "shardio ls s3://bucket/packed --shard 0",
+    ),
     forks=False,
 )
 
@@ -347,6 +356,10 @@ CAT = Command(
     option("--overwrite", text="replace FILE if it exists"),
     ROOT,
     *STORE,
+    examples=(
+        "shardio cat packed 0 --output first.jpg",
+        "shardio cat packed --key cat/1.jpg --field label",
+    ),
     forks=False,
 )
 
@@ -364,4 +377,8 @@ VERIFY = Command(
     *PARTS,
     ROOT,
     *STORE,
+    examples=(
+        "shardio verify packed",
+        "shardio verify packed --decode --jobs 4",
+    ),
 )

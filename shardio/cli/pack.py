@@ -199,6 +199,12 @@ PACK = Command(
     option("--dry-run", text="say what would be done and touch nothing"),
     option("--work-dir", "DIR"),
     TARGET,
+    examples=(
+        "shardio pack photos packed",
+        "shardio pack photos packed --jpeg-tiles --on-error skip",
+        "shardio pack list.csv packed --root photos --where label=cat",
+        "shardio pack s3://bucket/photos packed --store-option region=eu-west-1",
+    ),
     goes_on=_pack_goes_on,
 )
 
@@ -211,6 +217,10 @@ PLAN = Command(
     _SOURCE,
     option("out", "OUT", "the directory that becomes the dataset"),
     *_PLANNED,
+    examples=(
+        "shardio plan photos packed --shard-size 64MB",
+        "shardio pack photos packed --part 1/8  # and so on; then shardio commit packed",
+    ),
 )
 
 COMMIT = Command(
@@ -234,6 +244,10 @@ COMMIT = Command(
     ),
     JOBS,
     OVERWRITE,
+    examples=(
+        "shardio commit packed",
+        "shardio commit packed --wait --parts 8",
+    ),
 )
 
 GC = Command(
@@ -250,4 +264,8 @@ GC = Command(
         dest="keep_s",
     ),
     option("--dry-run"),
+    examples=(
+        "shardio gc packed --dry-run",
+        "shardio gc packed --keep 7d",
+    ),
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -12,11 +14,33 @@ from ..errors import printable, there_are
 from . import exit_codes
 from .advise import BENCH, DEMO, EXPLAIN, TUNE
 from .cache import CACHE
-from .command import Command
+from .command import Command, option
+from .completion import SHELLS, script
 from .convert import COPY, EXPORT, INDEX, UNPACK
 from .look import CAT, INFO, LS, VERIFY
+from .output import Output
 from .pack import COMMIT, GC, PACK, PLAN
 
+
+def _completion(output: Output, *, shell: str) -> int:
+    parser, of_commands = parsers()
+    options = {one.name: one.declare(of_commands[one.name]) for one in COMMANDS}
+    text = script(parser, options, shell)
+    return output.show(text, {"shell": shell, "script": text}, text)
+
+
+COMPLETION = Command(
+    "completion",
+    "print the script by which a shell completes commands, options and values",
+    _completion,
+    "",
+    option("shell", "SHELL", ", ".join(SHELLS), choices=SHELLS),
+    examples=(
+        "shardio completion bash > ~/.shardio.bash  # and source it in ~/.bashrc",
+        "shardio completion fish > ~/.config/fish/completions/shardio.fish",
+    ),
+    forks=False,
+)
 COMMANDS = (
     *(
         PACK,
@@ -37,30 +61,59 @@ COMMANDS = (
     ),
     COPY,
     CACHE,
+    COMPLETION,
 )
+FIRST = (DEMO, PACK, BENCH)  # what a newcomer runs, by its first example
+_MOST_COLUMNS = 100  # of help: longer lines are hard to read
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Help as wide as the terminal, in which no option is broken at its hyphens."""
+
+    def __init__(self, prog: str, **more: Any) -> None:
+        super().__init__(prog, **more | {"width": _columns()})
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are short, and say what may have been meant."""
 
-    def __init__(self, **more: Any) -> None:
+    def __init__(self, *, command: Command | None = None, **more: Any) -> None:
         super().__init__(
             **more,
             allow_abbrev=False,  # what is short for one option today is not when there are two
             argument_default=argparse.SUPPRESS,
-            epilog=exit_codes.TEXT,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Formatter,
         )
+        self._command = command
 
-    def error(self, message: str) -> NoReturn:
-        """Say what is wrong, and how the command is called, without its twenty options."""
+    def format_help(self) -> str:
+        """Return the help: first how it is called, last examples and exit codes."""
+        self.usage = self._call().replace("%", "%%")
+        ends = [_exit_codes(_columns())]
+        if self._command is None:
+            ends.insert(0, "`shardio help COMMAND` shows the options of one, with examples.")
+        else:
+            ends.insert(
+                0, "\n".join(["Examples:", *(f"  {one}" for one in self._command.examples)])
+            )
+        self.epilog = "\n\n".join(ends)
+        return super().format_help()
+
+    def _call(self) -> str:
+        """Return how the command is called, without its twenty options."""
         places = (one for one in self._actions if not one.option_strings)
         taken = [f"[{one.metavar}]" if one.nargs == "?" else str(one.metavar) for one in places]
         named = (one for one in self._actions if one.option_strings and one.required)
         taken += [f"{one.option_strings[0]} {one.metavar}" for one in named]
-        usage = f"usage: {' '.join([self.prog, *taken])} [options]"
+        return " ".join([self.prog, *taken, "[options]"])
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and how the command is called."""
         lists = f"`{self.prog} --help` lists them"
-        self.exit(exit_codes.USAGE, f"{self.prog}: {message}\n{usage}; {lists}\n")
+        self.exit(exit_codes.USAGE, f"{self.prog}: {message}\nusage: {self._call()}; {lists}\n")
 
     def refuse(self, given: str) -> NoReturn:
         """Say what is wrong with an argument that the command does not take."""
@@ -77,36 +130,76 @@ class _Parser(argparse.ArgumentParser):
         self.error(f"no option is called {printable(name)}{advice}")
 
 
+def _columns() -> int:
+    """Return the width of help: two less than the terminal's."""
+    return min(shutil.get_terminal_size().columns, _MOST_COLUMNS) - 2
+
+
+def _exit_codes(columns: int) -> str:
+    """Return the exit codes and their meanings, each on one line."""
+    told = (f"{code} {meaning}" for code, meaning in exit_codes.MEANINGS.items())
+    # No line ends within a meaning: their spaces are unbreakable while lines are filled.
+    text = "   ".join(one.replace(" ", "\u00a0") for one in told)
+    lines = textwrap.wrap(text, columns, initial_indent="  ", subsequent_indent="  ")
+    return "\n".join(["Exit codes:", *lines]).replace("\u00a0", " ")
+
+
+def parsers() -> tuple[_Parser, dict[str, _Parser]]:
+    """Return the parser of all commands, and by name that of each. None has its options yet."""
+    parser = _Parser(
+        prog="shardio",
+        add_help=False,
+        description="Pack folders of images into shards, and look at what is in them.",
+    )
+    added = parser.add_subparsers(title="Commands", metavar="COMMAND", required=True)
+    options = parser.add_argument_group("Options")
+    options.add_argument("-h", "--help", action="help", help="show this help and exit")
+    version = f"shardio {__version__}"
+    options.add_argument("--version", action="version", version=version, help="name the version")
+    of_commands = {
+        command.name: added.add_parser(
+            command.name,
+            command=command,
+            add_help=False,
+            help=command.text,
+            description=textwrap.fill(f"{command.text[0].upper()}{command.text[1:]}.", _columns()),
+        )
+        for command in COMMANDS
+    }
+    topic = added.add_parser("help", add_help=False, help="show the options of a command")
+    topic.add_argument("command", metavar="COMMAND", nargs="?", choices=[*of_commands])
+    return parser, of_commands
+
+
 def parse(arguments: Sequence[str]) -> tuple[Command, dict[str, Any]] | None:
     """Read the command line: a command, and by name the options that were given.
 
-    Returns None where it names no command, so that all are shown. Exits for a wrong one.
+    Returns None where it names no command: what to begin with is shown. Exits for a wrong one.
     """
-    parser = _Parser(
-        prog="shardio",
-        description="Pack folders of images into shards, and look at what is in them.",
-    )
-    parser.add_argument("--version", action="version", version=f"shardio {__version__}")
-    added = parser.add_subparsers(metavar="COMMAND", required=True)
-    commands = {command.name: command for command in COMMANDS}
-    parsers = {
-        name: added.add_parser(
-            name,
-            help=command.text,
-            description=f"{command.text[0].upper()}{command.text[1:]}.",
-        )
-        for name, command in commands.items()
-    }
     if not arguments:
-        parser.print_help(sys.stderr)
+        print(_beginning(), file=sys.stderr)
         return None
+    parser, of_commands = parsers()
+    commands = {command.name: command for command in COMMANDS}
+    if arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
     named = next((one for one in arguments if not one.startswith("-")), None)
     if named in commands:
-        commands[named].declare(parsers[named])
+        commands[named].declare(of_commands[named])
     elif named is not None:
         there = there_are(commands, named, 20)
         parser.error(f"no command is called {printable(named)!r}; {there}")
     options, rest = parser.parse_known_args(arguments)
     if rest:
-        parsers[str(named)].refuse(rest[0])
+        of_commands[str(named)].refuse(rest[0])
     return commands[str(named)], vars(options)
+
+
+def _beginning() -> str:
+    """Return what is shown where no command is named: the first ones, and where the others are."""
+    width = max(len(command.examples[0]) for command in FIRST)
+    lines = [f"  {command.examples[0]:<{width}}  {command.text}" for command in FIRST]
+    more = "`shardio --help` lists all commands; `shardio help pack` shows one, with examples."
+    return "\n".join(
+        ["shardio packs images into shards and feeds them to training.", "", *lines, "", more]
+    )

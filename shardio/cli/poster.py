@@ -36,7 +36,8 @@ def draw(found: Demo, kind: str) -> bytes:
     """Return the content of such a file. HTML holds the picture as SVG."""
     if kind == "html":
         svg = draw(found, "svg").decode().partition("<svg")
-        return f"<!doctype html><title>shardio demo</title>\n<svg{svg[2]}".encode()
+        head = '<!doctype html><meta name="color-scheme" content="light dark">'
+        return f"{head}<title>shardio demo</title>\n<svg{svg[2]}".encode()
     style = {"font.family": "DejaVu Sans"}
     return render(partial(_figure, found), kind, style, dpi=_DPI, facecolor="white")
 

@@ -48,6 +48,13 @@ _RING: Final = "#c00000"
 _GREY: Final = "#666666"
 _LOADERS: Final = {"DataLoader": "#56b4e9", "ShardLoader": "#e69f00"}
 
+# What paper, ink and lines of a picture as SVG become where its viewer prefers dark.
+_PAPER, _INK = "#16191d", "#dddddd"
+_DARK: Final = {
+    **{"#ffffff": _PAPER, "#000000": _INK, "#222222": _INK, "#444444": "#bbbbbb"},
+    **{"#666666": "#9a9a9a", "#0072b2": "#4aa3df", "#c00000": "#ff6b6b", "#c1272d": "#ff6b6b"},
+}
+
 
 def check(path: str | os.PathLike[str]) -> str:
     """Return the kind of picture that a file is to be. Call it before the work that is drawn.
@@ -90,7 +97,19 @@ def render(
     metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {"Software": None}
     with matplotlib.rc_context({"svg.hashsalt": "shardio", **style}):
         figure().savefig(out, format=kind, metadata=metadata, **options)
-    return out.getvalue()
+    return _for_dark_viewers(out.getvalue()) if kind == "svg" else out.getvalue()
+
+
+def _for_dark_viewers(svg: bytes) -> bytes:
+    """Let a picture as SVG follow what its viewer prefers. It stays opaque, also on other pages."""
+    rules = (
+        f'[style*="{what}: {light}"] {{ {what}: {dark} !important }}'
+        for light, dark in _DARK.items()
+        for what in ("fill", "stroke")
+    )
+    style = "\n".join((f"svg {{ fill: {_INK} }}", *rules))
+    style = f"@media (prefers-color-scheme: dark) {{\n{style}\n}}"
+    return svg.replace(b" <defs>", f" <style>{style}</style>\n <defs>".encode(), 1)
 
 
 def save(
@@ -349,13 +368,14 @@ def _bars(bench: Bench) -> Figure:
 # --- the page -------------------------------------------------------------------------------------
 
 _STYLE: Final = """\
+:root { color-scheme: light dark }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
 svg { max-width: 100%; height: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-th, td { padding: .15rem .8rem; text-align: right; border-bottom: 1px solid #ddd }
+th, td { padding: .15rem .8rem; text-align: right; border-bottom: 1px solid #8886 }
 td:last-child, th:last-child { text-align: left }
-tr.best { background: #fde8e8; font-weight: 600 }
-pre { background: #f4f4f4; padding: .7rem; overflow-x: auto }
+tr.best { background: light-dark(#fde8e8, #4a2226); font-weight: 600 }
+pre { background: light-dark(#f4f4f4, #25282d); padding: .7rem; overflow-x: auto }
 """
 
 

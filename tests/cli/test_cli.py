@@ -59,7 +59,7 @@ COMMANDS = (
         "verify",
         "explain",
     ),
-    *("tune", "bench", "demo", "gc", "copy", "cache"),
+    *("tune", "bench", "demo", "gc", "copy", "cache", "completion"),
 )
 
 
@@ -113,7 +113,7 @@ COMMON = {
 def test_every_command_has_help_and_a_section_in_the_docs(name: str) -> None:
     said = shardio(name, "--help").stdout
     assert f"usage: shardio {name}" in said
-    assert "exit codes" in said
+    assert "Exit codes:" in said
     documented = (ROOT / "docs" / "cli.md").read_text()
     section = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", documented, re.M | re.S)
     assert section, f"docs/cli.md has no section `## {name}`"
@@ -139,7 +139,7 @@ def test_all_commands_are_in_the_overview() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_described(name: str) -> None:
     shown = shardio(name, "--help").stdout
-    for line in shown[shown.index("\noptions:") :].splitlines():
+    for line in shown.splitlines():
         if re.match(r"  -", line):
             text = re.search(re.escape(line) + r"(?:\n {20,}\S|$)", shown)
             assert re.search(r"\S  +\S", line[2:]) or (text and "\n" in text[0]), line
@@ -216,6 +216,7 @@ def test_no_command_imports_torch(name: str, source: Path, out: Path, tmp_path: 
         "tune": [out, "--batch-size", "4"],
         "bench": [out, "--workers", "0"],  # which fails soon: these files are no images
         "cache": ["ls", out],
+        "completion": ["bash"],
     }.get(name, [out])
     found = imported(name, *arguments)
     assert "shardio.formats.manifest" in found or name == "cache"
@@ -361,6 +362,7 @@ def test_json_is_one_object_and_all_of_stdout(
         "cat": [out, "0"],
         "tune": [out, "--batch-size", "4"],
         "cache": ["ls", out],
+        "completion": ["bash"],
     }
     if name == "commit":
         shardio("pack", source, tmp_path / "parts", "--part", "1/1")
@@ -680,11 +682,15 @@ def test_a_wrong_command_or_option_is_answered_with_the_right_one() -> None:
         done = shardio(*given.split(), code=2)
         assert re.search(said, done.stderr), done.stderr
         assert done.stderr.count("\n") == 2, "the message, and how it is called"
-    assert "    pack " in shardio(code=2).stderr  # no command at all: what there are
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in COMMANDS if name not in ("pack", "plan", "index", "demo", "cache")]
+    "name",
+    [
+        name
+        for name in COMMANDS
+        if name not in ("pack", "plan", "index", "demo", "cache", "completion")
+    ],
 )
 def test_what_is_not_packed_is_said(name: str, tmp_path: Path, run: Run) -> None:
     more = {

@@ -659,7 +659,9 @@ def comparison() -> dict[str, Any]:
     return json.loads(json.dumps(result.facts | {"machine": machine, "load": load}))
 
 
-def test_the_chart_has_every_row_best_first(tmp_path: Path) -> None:
+def test_the_chart_has_every_row_best_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stored = tmp_path / "compare.json"
     stored.write_text(json.dumps(comparison()))
     tool = ROOT / "tools" / "draw_comparison.py"
@@ -675,10 +677,11 @@ def test_the_chart_has_every_row_best_first(tmp_path: Path) -> None:
     bars = [
         (float(one.get("width", 0)), one.get("fill"))
         for one in ElementTree.fromstring(drawn).iter(f"{svg}rect")
-        if one.get("fill") != "white"
+        if one.get("fill") != "white"  # the page
     ]
     widths = [width for width, _ in bars]
     assert widths[0] > widths[1] > widths[2] and widths[3] * 2 == pytest.approx(widths[4], rel=0.01)
+    monkeypatch.syspath_prepend(tool.parent)
     of = runpy.run_path(str(tool))
     assert [colour for _, colour in bars] == [
         *(of["RIVAL"], of["OURS"], of["BARE"], of["BARE"], of["OURS"])
@@ -706,6 +709,30 @@ def test_the_page_shows_what_is_stored() -> None:
     block, ends, _ = rest.partition("\n\n<!-- end of the report -->")
     assert begins and ends and block == done.stdout.strip()
     assert block == report.markdown(["compare"])
+
+
+def drawn(tool: str, *args: str) -> str:
+    path = ROOT / "tools" / tool
+    done = subprocess.run([sys.executable, path, *args], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_the_pictures_show_what_is_stored() -> None:
+    for name, args in (("comparison", ()), ("speed", ("--five",))):
+        picture = (ROOT / "docs" / f"{name}.svg").read_text()
+        assert picture == drawn("draw_comparison.py", *args), name
+
+
+def test_five_bars_are_as_long_as_the_rates_stored() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "compare.json").read_text())
+    rows = {row["name"]: row["images_per_s"]["median"] for row in found["tables"][0]["rows"]}
+    svg = ElementTree.fromstring(drawn("draw_comparison.py", "--five"))
+    bars = [one for one in svg.iter("{http://www.w3.org/2000/svg}rect") if "fill" in one.attrib]
+    lengths = [float(bar.get("width", 0)) for bar in bars if bar.get("fill") != "white"]
+    names = ("shardio ShardLoader, tile JPEG, core", "tf.data", "FFCV (re-encoded)",
+             "image folder + DataLoader", "LitData")  # fmt: skip
+    wanted = [rows[name] / rows[names[0]] for name in names]
+    assert [length / lengths[0] for length in lengths] == pytest.approx(wanted, rel=0.01)
 
 
 def walked(batch: int, spans: int) -> float:

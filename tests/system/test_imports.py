@@ -24,6 +24,7 @@ DOORS = {  # what only these modules import
     "obstore": {"storage.credentials", "storage.stores"},
     "xxhash": {"formats.index", "formats.record", "packing.writer", "storage.cache_layout"},
     "tqdm": {"cli.output"},
+    "shtab": {"cli.completion"},
     "PIL": {
         "images.decode",
         "images.resize",

@@ -173,6 +173,29 @@ def test_neither_tuning_nor_asking_imports_matplotlib_or_torch() -> None:
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
+def contrast(one: str, other: str) -> float:
+    """Return the contrast of two colours as WCAG 2 defines it, 1 to 21."""
+    levels = np.array([list(bytes.fromhex(colour[1:])) for colour in (one, other)]) / 255
+    linear = np.where(levels <= 0.04045, levels / 12.92, ((levels + 0.055) / 1.055) ** 2.4)
+    dark, light = sorted(linear @ (0.2126, 0.7152, 0.0722))
+    return float((light + 0.05) / (dark + 0.05))
+
+
+def test_an_svg_is_legible_in_dark_viewers(found: Tuning) -> None:
+    svg = plot.draw(found, "svg").decode()
+    rules = re.findall(r'\[style\*="(\w+: #\w{6})"\] \{ \w+: (#\w{6}) !important \}', svg)
+    dark = dict(rules)
+    paper = dark["fill: #ffffff"]
+    page = re.search(r'<g id="patch_1">.*?style="(fill: #\w{6})"', svg, re.DOTALL)
+    assert page and dark[page[1]] == paper and contrast(paper, "#ffffff") > 10
+    drawn = set(re.findall(r'(?<!\*=")\b(?:fill|stroke): #\w{6}(?=[;"])', svg))
+    assert len(drawn) > 8
+    for mark in drawn - {"fill: #ffffff"}:
+        assert contrast(paper, dark.get(mark, mark[-7:])) > 3, mark
+    (plain,) = re.findall(r"svg \{ fill: (#\w{6}) \}", svg)  # text without a colour of its own
+    assert contrast(paper, plain) > 7
+
+
 def test_a_picture_needs_no_display_and_no_pyplot(found: Tuning) -> None:
     plot.draw(found, "png")
     assert "matplotlib.pyplot" not in sys.modules  # it keeps figures, and picks a backend

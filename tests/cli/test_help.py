@@ -1,0 +1,137 @@
+"""Help: its groups and examples, its width, and what is said where no command is named."""
+
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from support.trees import picture, plant, shardio
+
+from shardio.cli import parser
+from shardio.cli.command import GROUPS
+from shardio.cli.main import main
+from shardio.cli.parser import COMMANDS, parse, parsers
+
+NAMES = [command.name for command in COMMANDS]
+
+
+def help_of(name: str, monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> str:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    command = next(one for one in COMMANDS if one.name == name)
+    of_command = parsers()[1][name]
+    command.declare(of_command)
+    return of_command.format_help()
+
+
+# --- groups and width -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_options_are_shown_in_groups_of_the_same_names_and_order(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = re.findall(r"^(\S.*):$", help_of(name, monkeypatch), re.M)
+    order = ["Arguments", *GROUPS, "Examples", "Exit codes"]
+    assert shown == [title for title in order if title in shown]
+    assert {"Output", "Examples", "Exit codes"} <= set(shown)
+
+
+def test_an_option_is_in_one_group() -> None:
+    names = " ".join(GROUPS.values()).split()
+    assert len(names) == len(set(names))
+    known = set()
+    for command in COMMANDS:
+        of_command = parsers()[1][command.name]
+        command.declare(of_command)
+        known |= set(re.findall(r"--([a-z0-9-]+)", of_command.format_help()))
+    assert set(names) <= known, "of an option that no command has"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 300])
+def test_help_is_as_wide_as_the_terminal_up_to_100_columns(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NAMES:
+        shown = help_of(name, monkeypatch, columns)
+        lines = shown.partition("\nExamples:")[0].splitlines()
+        lines += shown.partition("\nExit codes:")[2].splitlines()
+        assert max(map(len, lines)) <= min(columns, 100), name
+        assert not re.search(r"-\w+-$", shown, re.M), "an option broken at its hyphen"
+    assert max(map(len, lines)) > min(columns, 100) - 20
+
+
+# --- examples -------------------------------------------------------------------------------------
+
+EXAMPLES = [(command.name, example) for command in COMMANDS for example in command.examples]
+
+
+def words_of(example: str) -> list[str]:
+    """The words of a call, without what the shell takes."""
+    return shlex.split(example.partition(" > ")[0], comments=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_has_examples_of_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = [example for of, example in EXAMPLES if of == name]
+    assert 1 <= len(examples) <= 4
+    assert examples[0].startswith(f"shardio {name}")
+    shown = help_of(name, monkeypatch)
+    for example in examples:
+        assert f"\n  {example}\n" in shown
+        assert len(example) <= 78
+        words = words_of(example)
+        command, _ = parse(words[1:]) or pytest.fail("no command")
+        assert words[0] == "shardio" and command.name == words[1]
+
+
+# Of a store or another disk; of one part of several; of seconds, and tested with their modules.
+ELSEWHERE = re.compile(r"://|/nvme|--wait|1/8|shardio (?:bench|demo)")
+
+
+@pytest.mark.parametrize("example", [one for _, one in EXAMPLES if not ELSEWHERE.search(one)])
+def test_examples_do_what_they_say(
+    example: str, places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(places, tmp_path, dirs_exist_ok=True)
+    name = example.split()[1]
+    if name in ("pack", "plan", "commit"):
+        shutil.rmtree(tmp_path / "packed")
+    if name == "commit":
+        (tmp_path / "parts").rename(tmp_path / "packed")
+    if name == "index":
+        (tmp_path / "exported").rename(tmp_path / "tars")
+    monkeypatch.chdir(tmp_path)
+    assert main(words_of(example)[1:]) == 0
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the examples name: photos, what was packed of them, and files of another format."""
+    folder = tmp_path_factory.mktemp("places")
+    tree = {f"{'cat' if i % 2 else 'dog'}/{i}.jpg": picture(8 + i, 8) for i in range(8)}
+    plant(folder / "photos", tree)
+    lines = [f"{path},{os.path.dirname(path)}" for path in tree]
+    (folder / "list.csv").write_text("\n".join(["path,label", *lines]))
+    shardio("pack", folder / "photos", folder / "packed", "--jobs", "1")
+    shardio("pack", folder / "photos", folder / "parts", "--part", "1/1", "--jobs", "1")
+    shardio("export", folder / "packed", folder / "exported", "--format", "webdataset")
+    return folder
+
+
+# --- no command, and help -------------------------------------------------------------------------
+
+
+def test_without_a_command_the_first_three_are_shown() -> None:
+    said = shardio(code=2).stderr
+    shown = re.findall(r"^  shardio (\w+).*?  (\S.*)$", said, re.M)
+    assert shown == [(one.name, one.text) for one in parser.FIRST]
+    assert "shardio --help" in said and "shardio help pack" in said
+    assert len(said.splitlines()) < 10
+
+
+def test_help_is_a_command_too() -> None:
+    assert shardio("help").stdout == shardio("--help").stdout
+    assert shardio("help", "ls").stdout == shardio("ls", "--help").stdout
+    assert "did you mean 'verify'?" in shardio("help", "verfy", code=2).stderr
