@@ -25,12 +25,12 @@ class Cards:
     def __init__(self, reader: Reader, tell: Callable[[int, str | None, str, str], object]) -> None:
         """tell: called with number, key, shard and message of each record that cannot be read."""
         self._reader, self._tell = reader, tell
-        self._pool = ThreadPoolExecutor(THREADS) if reader.storage.remote else None
+        self.pool = ThreadPoolExecutor(THREADS) if reader.storage.remote else None
 
     def close(self) -> None:
         """End the threads."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        if self.pool is not None:
+            self.pool.shutdown(cancel_futures=True)
 
     def __call__(self, numbers: Sequence[int], first: int, sort: str | None) -> list[Card]:
         """Return the cards of these records, at the positions from `first` on.
@@ -39,10 +39,10 @@ class Cards:
         """
         positions = range(first, first + len(numbers))
         one = partial(self.one, sort=sort)
-        if self._pool is None:
+        if self.pool is None:
             return [*map(one, numbers, positions)]
         self._reader.will_open({self._reader.locate(number)[0] for number in numbers})
-        return [*self._pool.map(one, numbers, positions)]
+        return [*self.pool.map(one, numbers, positions)]
 
     def one(self, number: int, position: int, sort: str | None = None) -> Card:
         """Return the card of one record."""

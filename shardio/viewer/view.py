@@ -199,7 +199,8 @@ class View(Records):
         steps: int | None,
         search_s: float,
     ) -> Page:
-        found = search(self._reader, rows, query.search, start, count, search_s)
+        pool = self._cards.pool
+        found = search(self._reader, rows, query.search, start, count, search_s, pool)
         cards = [self._page_cards(query, rows, range(at, at + 1))[0] for at in found.positions]
         note = (
             f"Searched the keys of {found.searched:,} records, positions {start:,} to "

@@ -511,3 +511,5 @@ def test_thumbnails_by_url_read_only_their_records(tmp_path: Path) -> None:
         read = sum(one.bytes for one in web.requests()) - before
         assert read < 2.2 * len(big[0])
         assert numbers(ask(view, label="cat")) == [n for n in range(40) if n % 3 == 0]
+        found = ask(view, label="cat", search="3.jpg", sort="bytes", descending=True)
+        assert sorted(numbers(found)) == [3, 33]
