@@ -39,6 +39,7 @@ NAMES = (
     "shuffle",
     "workers",
     "meter",
+    "view",
     "gpu",
 )  # the most important first
 PARTS = {"compare": compare.PARTS, "cold": cold.PARTS, "remote": remote.PARTS}  # of --only

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from ..dataset.reader import Reader
 from ..errors import ShardioError, printable
 from ..formats.base import Shard
+from .columns import SIZES
 from .results import Card
 
 THREADS = 32  # that wait for an object store side by side
@@ -23,32 +25,37 @@ class Cards:
     def __init__(self, reader: Reader, tell: Callable[[int, str | None, str, str], object]) -> None:
         """tell: called with number, key, shard and message of each record that cannot be read."""
         self._reader, self._tell = reader, tell
-        self._pool = ThreadPoolExecutor(THREADS) if reader.storage.remote else None
+        self.pool = ThreadPoolExecutor(THREADS) if reader.storage.remote else None
 
     def close(self) -> None:
         """End the threads."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        if self.pool is not None:
+            self.pool.shutdown(cancel_futures=True)
 
-    def __call__(self, numbers: Sequence[int], first: int) -> list[Card]:
-        """Return the cards of these records, at the positions from `first` on."""
+    def __call__(self, numbers: Sequence[int], first: int, sort: str | None) -> list[Card]:
+        """Return the cards of these records, at the positions from `first` on.
+
+        sort: the column whose values they show.
+        """
         positions = range(first, first + len(numbers))
-        if self._pool is None:
-            return [*map(self.one, numbers, positions)]
+        one = partial(self.one, sort=sort)
+        if self.pool is None:
+            return [*map(one, numbers, positions)]
         self._reader.will_open({self._reader.locate(number)[0] for number in numbers})
-        return [*self._pool.map(self.one, numbers, positions)]
+        return [*self.pool.map(one, numbers, positions)]
 
-    def one(self, number: int, position: int) -> Card:
+    def one(self, number: int, position: int, sort: str | None = None) -> Card:
         """Return the card of one record."""
         reader = self._reader
         at, record = reader.locate(number)
         name = printable(reader.manifest.shard(at).name, MAX_KEY)
         values: dict[str, Any] = {}
-        key, damaged = "", None
+        key, damaged, value = "", None, None
         try:
             shard = reader.shard(at)
             values = {name: _value(shard, name, record) for name in ("label", "width", "height")}
-            values["bytes"] = int(shard.sizes[record])
+            values[SIZES] = int(shard.sizes[record])
+            value = values[SIZES] if sort == SIZES else _value(shard, sort or "", record)
             key = printable(shard.key(record), MAX_KEY)
         except ShardioError as error:
             damaged = str(error)
@@ -61,9 +68,10 @@ class Cards:
             class_name=self.class_name(values.get("label")),
             shard=name,
             shard_number=at,
-            bytes=values.get("bytes", 0),
+            bytes=values.get(SIZES, 0),
             width=_integer(values.get("width")),
             height=_integer(values.get("height")),
+            value=value,
             damaged=damaged,
         )
 
@@ -76,16 +84,13 @@ class Cards:
 
 
 def _value(shard: Shard, name: str, record: int) -> Any:
+    """Return a value of a column as Python has it; None where it has none."""
     column = shard.columns.get(name)
-    return None if column is None else plain_value(column[record])
+    value = None if column is None else column[record]
+    if value is np.ma.masked:
+        return None
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _integer(value: Any) -> int | None:
     return value if type(value) is int else None
-
-
-def plain_value(value: Any) -> Any:
-    """Return a value of a column as Python has it; None where it is masked."""
-    if value is np.ma.masked:
-        return None
-    return value.item() if isinstance(value, np.generic) else value

@@ -74,6 +74,7 @@ class Columns:
             self._background.tell(number, reader.manifest.shards)
             reader.will_open(range(number + 1, min(number + 1 + _AHEAD, reader.manifest.shards)))
             self._take(number, gathered)
+        self._background.tell(reader.manifest.shards, reader.manifest.shards)
         found: dict[str, Column] = {}
         for name, of_name in gathered.items():
             column = of_name.column(EMPTY[self._kinds[name]] if name in self._kinds else "<u4")

@@ -19,9 +19,11 @@ T = TypeVar("T")
 class PendingError(Exception):
     """Say that an answer is being made: `part` of 1 is done. Ask again."""
 
-    def __init__(self, part: float) -> None:
-        super().__init__(f"{part:.0%} of the index is read")
-        self.part = part
+    def __init__(self, part: float | None) -> None:
+        """part: None where nobody knows it."""
+        what = "Preparing this order" if part is None else f"Reading the index: {part:.0%}"
+        super().__init__(what)
+        self.part = part or 0.0
 
 
 class Kept:
@@ -73,7 +75,7 @@ class Background:
         self._running: dict[Hashable, Future[Any]] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self.part = 0.0  # of what is being made that is done
+        self._part: float | None = None  # of the walk over the index that is done
 
     def __call__(self, key: Hashable, make: Callable[[], T], wait_s: float | None) -> T:
         """Return what `make` returns; raise PendingError if that takes longer than wait_s seconds.
@@ -83,19 +85,21 @@ class Background:
         with self._lock:
             future = self._running.get(key)
             if future is None:
+                for old in [one for one, begun in self._running.items() if begun.done()]:
+                    del self._running[old]  # nobody came back for it; what it made is in Kept
                 future = self._running[key] = self._pool.submit(make)
         if not wait([future], wait_s).done:
-            raise PendingError(self.part)
+            raise PendingError(self._part)
         with self._lock:
             self._running.pop(key, None)
         found: T = future.result()
         return found
 
     def tell(self, done: int, total: int) -> None:
-        """Note how far the running thing is; end it here if the view was closed."""
+        """Note how far a walk over the index is; end it here if the view was closed."""
         if self._closed:
             raise RuntimeError("the view was closed")
-        self.part = done / max(1, total)
+        self._part = done / total if done < total else None
 
     def close(self) -> None:
         """End what runs at its next `tell`, and start nothing more."""

@@ -62,8 +62,19 @@ def original(data: bytes, max_pixels: int | None) -> Picture:
 
 def thumbnail(data: bytes, side: int, max_pixels: int | None) -> Picture:
     """Return an image, upright, RGB, at most `side` pixels wide and high. Raises DecodeError."""
-    image = decode.decode(data, max_pixels=max_pixels)
-    if min(image.size) * 4 < side and max(image.size) < side:  # a few pixels are no JPEG's thing
+    if raw_pixels(data, max_pixels) is not None:
+        image = decode.decode(data, max_pixels=max_pixels)
+    else:
+        with decode_errors(data):
+            image = decode.open_image(data, max_pixels)
+            if image.format in ("JPEG", "MPO"):  # 24 megapixels take 30 ms instead of 250
+                image.draft(None, (2 * side, 2 * side))
+            image.load()
+            turn = decode.turn_of(image)
+            image = decode.to_rgb(image)
+            if turn.method:
+                image = image.transpose(pil_module().Transpose[turn.method])
+    if max(image.size) * 4 < side:  # few pixels, which JPEG would smear
         return _saved(image, "PNG")
     image.thumbnail((side, side))
     return _saved(image, "JPEG", quality=_QUALITY)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import Executor
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -35,10 +37,18 @@ class Found(NamedTuple):
     unread: int  # records whose keys could not be read
 
 
-def search(reader: Reader, rows: Rows, text: str, start: int, count: int, budget_s: float) -> Found:
+def search(
+    reader: Reader,
+    rows: Rows,
+    text: str,
+    start: int,
+    count: int,
+    budget_s: float,
+    pool: Executor | None = None,
+) -> Found:
     """Look from a position on for keys that contain a text, until `count` are found.
 
-    The case of ASCII letters does not matter.
+    The case of ASCII letters does not matter. pool: threads that wait for an object store.
     """
     wanted = key_bytes(text).lower()
     end, positions, unread, at = time.monotonic() + budget_s, list[int](), 0, start
@@ -47,7 +57,7 @@ def search(reader: Reader, rows: Rows, text: str, start: int, count: int, budget
         numbers = rows.numbers(at, min(at + CHUNK, rows.total))
         together = bool(len(numbers) > 1 and (np.diff(numbers) == 1).all())
         for part in np.array_split(numbers, 1 if together else -(-len(numbers) // _SCATTERED)):
-            for key in _keys(reader, part, together, small):
+            for key in _keys(reader, part, together, small, pool):
                 unread += key is None
                 if key is not None and wanted in key.lower():
                     positions.append(at)
@@ -59,8 +69,13 @@ def search(reader: Reader, rows: Rows, text: str, start: int, count: int, budget
     return Found(positions, at, at - start, unread)
 
 
-def _keys(reader: Reader, numbers: Int64s, together: bool, small: bool) -> Iterator[bytes | None]:
+def _keys(
+    reader: Reader, numbers: Int64s, together: bool, small: bool, pool: Executor | None
+) -> Iterator[bytes | None]:
     """Yield the keys of these records; None where one cannot be read."""
+    if pool is not None and not together:
+        yield from pool.map(partial(_key_of, reader), numbers.tolist())
+        return
     shards = np.searchsorted(reader.starts, numbers, side="right") - 1
     cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(numbers)]
     for a, b in pairwise(cuts):
@@ -86,6 +101,14 @@ def _keys(reader: Reader, numbers: Int64s, together: bool, small: bool) -> Itera
                 done += 1
         except ShardioError:  # one of them is damaged
             yield from (_key(shard, record) for record in records[done:])
+
+
+def _key_of(reader: Reader, number: int) -> bytes | None:
+    at, record = reader.locate(number)
+    try:
+        return _key(reader.shard(at), record)
+    except ShardioError:
+        return None
 
 
 def _key(shard: Shard, record: int) -> bytes | None:

@@ -22,7 +22,7 @@ from ..storage.stores import without_secrets
 from ..units import check_int, show_count
 from . import histogram
 from .answers import Answers
-from .cards import Cards, plain_value
+from .cards import Cards
 from .checks import Checks
 from .columns import HASHES, Columns
 from .kept import Background, Kept, PendingError
@@ -238,7 +238,8 @@ class View(Records):
         steps: int | None,
         search_s: float,
     ) -> Page:
-        found = search(self._reader, rows, query.search, start, count, search_s)
+        pool = self._cards.pool
+        found = search(self._reader, rows, query.search, start, count, search_s, pool)
         cards = [self._page_cards(query, rows, range(at, at + 1))[0] for at in found.positions]
         note = (
             f"Searched the keys of {found.searched:,} records, positions {start:,} to "
@@ -260,16 +261,12 @@ class View(Records):
             cards = [
                 replace(card, step=step, row=row, valid=is_valid)
                 for card, (step, row, is_valid) in zip(
-                    self._cards(numbers.tolist(), start), more, strict=True
+                    self._cards(numbers.tolist(), start, query.sort), more, strict=True
                 )
             ]
         else:
             numbers = rows.numbers(start, stop)
-            cards = self._cards(numbers.tolist(), start)
-        if query.sort is not None:
-            column = self._kept.get(("column", query.sort))
-            if column is not None:
-                cards = [replace(c, value=plain_value(column[c.number])) for c in cards]
+            cards = self._cards(numbers.tolist(), start, query.sort)
         return tuple(cards)
 
     def _unread(self) -> str:
