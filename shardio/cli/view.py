@@ -6,7 +6,7 @@ import sys
 from contextlib import closing
 from typing import Any
 
-from .command import ROOT, STORE, Command, option, take_storage
+from .command import OUT, ROOT, STORE, Command, option, take_storage
 from .exit_codes import DONE
 from .output import Output
 
@@ -55,13 +55,18 @@ VIEW = Command(
     "view",
     "look at a dataset in a browser",
     _view,
-    "",
-    option("path", "OUT", "the packed directory, or its URL"),
-    option("--split", "NAME", "begin with this one of several splits"),
+    "storage.options:Storage",
+    OUT,
+    option("--split", "NAME", "show this one of several splits first (default: train)"),
     option("--port", "N", "listen here (default: any free port)"),
-    option("--html", "FILE", "write a report into one file, and serve nothing"),
+    option("--html", "FILE", "write a report, one file for a browser, and serve nothing"),
     option("--overwrite", text="replace FILE if it exists"),
     ROOT,
     *STORE,
+    examples=(
+        "shardio view packed",
+        "shardio view s3://bucket/packed --port 8000",
+        "shardio view packed --split val --html report.html",
+    ),
     forks=False,
 )
