@@ -66,7 +66,7 @@ VIEW = Command(
     examples=(
         "shardio view packed",
         "shardio view s3://bucket/packed --port 8000",
-        "shardio view packed --split val --html report.html",
+        "shardio view packed --html report.html",
     ),
     forks=False,
 )
