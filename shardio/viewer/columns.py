@@ -13,11 +13,12 @@ import numpy as np
 
 from ..dataset.reader import Reader
 from ..dataset.sequence import EMPTY, shard_column
-from ..errors import OptionError, ShardioError, printable, there_are
+from ..errors import DamageError, OptionError, ShardioError, printable, there_are
 from ..formats.base import Column, Shard
 from ..names import KEY
 from ..units import show_size
 from .kept import Background, Kept
+from .rows import column_bytes
 
 SIZES = "bytes"  # of each record in storage
 HASHES = ""  # of keys; no field has this name
@@ -52,7 +53,7 @@ class Columns:
     def __call__(self, name: str) -> Column:
         """Return a column, (records,), masked where it has no value; reads the index if it must.
 
-        Call it in the background. Raises OptionError.
+        Call it in the background. Raises OptionError; StorageError by URL.
         """
         found: Column | None = self._kept.get(("column", name))
         return self._walk(name) if found is None else found
@@ -78,7 +79,7 @@ class Columns:
         found: dict[str, Column] = {}
         for name, of_name in gathered.items():
             column = of_name.column(EMPTY[self._kinds[name]] if name in self._kinds else "<u4")
-            self._kept.put(("column", name), column, _bytes(column))
+            self._kept.put(("column", name), column, column_bytes(column))
             found[name] = column
         return found[wanted]
 
@@ -90,6 +91,8 @@ class Columns:
             for name, of_name in gathered.items():
                 of_name.put(start, self._column(shard, name))
         except ShardioError as error:
+            if self._reader.storage.remote and not isinstance(error, DamageError):
+                raise  # a network that fails now is no property of the data
             self.damaged[number] = str(error)
             for of_name in gathered.values():
                 of_name.skip(start, stop)
@@ -145,9 +148,3 @@ def _wider(one: np.dtype[Any], other: np.dtype[Any]) -> np.dtype[Any]:
     found = np.promote_types(one, other)
     floats = "f" in (one.kind, other.kind)  # numpy would make floats of int64 with uint64
     return found if floats or found.kind != "f" else np.dtype(object)
-
-
-def _bytes(column: Column) -> int:
-    mask: Any = getattr(column, "mask", None)
-    size = column.nbytes if column.dtype.kind != "O" else 48 * len(column)
-    return size + (mask.nbytes if isinstance(mask, np.ndarray) else 0)

@@ -8,7 +8,7 @@ the steps on the page are drawn, by the arithmetic that ShardDataset uses.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from ..order.rng import Int64s
 from ..order.subset import Selection
 
 _MOST = (1 << 64) - 1
+_OBJECT = 1_000  # bytes of a small object, about
 
 
 class Rows(Protocol):
@@ -27,6 +28,10 @@ class Rows(Protocol):
     @property
     def total(self) -> int:
         """Return how many positions there are."""
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes that it holds, those of parts which others hold too included."""
 
     def numbers(self, start: int, stop: int) -> Int64s:
         """Return the numbers of the records at positions [start, stop), within the total."""
@@ -38,6 +43,11 @@ class Stored:
 
     total: int
     chosen: Int64s | None = None  # (total,) ascending
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes that it holds."""
+        return _OBJECT + (0 if self.chosen is None else self.chosen.nbytes)
 
     def numbers(self, start: int, stop: int) -> Int64s:
         """Return the numbers at positions [start, stop)."""
@@ -59,8 +69,8 @@ class Sorted:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes that it takes."""
-        return self._keys.nbytes
+        """Return the bytes that it holds."""
+        return _OBJECT + self._keys.nbytes + (0 if self._chosen is None else self._chosen.nbytes)
 
     def numbers(self, start: int, stop: int) -> Int64s:
         """Return the numbers at positions [start, stop)."""
@@ -127,6 +137,13 @@ class Training:
         whole = self.partition.tail == "pad" and self.partition.world_size == 1
         return records if whole else steps * self.batch_size
 
+    @property
+    def bytes(self) -> int:
+        """Return the bytes that it holds."""
+        values = 0 if self.values is None else column_bytes(self.values)
+        chosen = 0 if self.selection is None else self.selection.numbers.nbytes
+        return epoch_bytes(self.partition.epoch) + values + chosen
+
     def step(self, number: int) -> tuple[Int64s, int]:
         """Return the numbers of the records of a step, and how many of them are no repeats."""
         epoch = self.partition.epoch
@@ -157,6 +174,19 @@ class Training:
     def numbers(self, start: int, stop: int) -> Int64s:
         """Return the numbers at positions [start, stop)."""
         return self.rows(start, stop)[0]
+
+
+def epoch_bytes(epoch: Epoch) -> int:
+    """Return the bytes that an epoch holds, once something of it was drawn."""
+    permutation = 8 * epoch.records if epoch.shuffles_all else 0
+    return _OBJECT + 32 * len(epoch.shard_records) + permutation
+
+
+def column_bytes(column: Column) -> int:
+    """Return the bytes of a column, and of its mask."""
+    mask: Any = getattr(column, "mask", None)
+    size = column.nbytes if column.dtype.kind != "O" else 48 * len(column)
+    return size + (mask.nbytes if isinstance(mask, np.ndarray) else 0)
 
 
 def _drawn(epoch: Epoch, span: int, first: int, count: int) -> Int64s:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from types import TracebackType
 
@@ -277,13 +277,11 @@ class View(Records):
         try:
             selection = self._answers.chosen(query, wait_s)
             numbers = None if selection is None else selection.numbers
-            return self._background(
-                key, lambda: self._kept.put(key, self._count(numbers), 0), wait_s
-            )
+            return self._background(key, lambda: self._count(key, numbers), wait_s)
         except PendingError as pending:
             return Histograms(self._reader.records, (), (), note=f"{pending}", pending=pending.part)
 
-    def _count(self, numbers: Int64s | None) -> Histograms:
+    def _count(self, key: Hashable, numbers: Int64s | None) -> Histograms:
         """Make histograms of these records, in the background."""
         classes: tuple[ClassCount, ...] = ()
         bins = []
@@ -297,7 +295,8 @@ class View(Records):
             elif (found := histogram.bin_numbers(name, column)) is not None:
                 bins.append(found)
         records = self._reader.records if numbers is None else len(numbers)
-        return Histograms(records, classes, tuple(bins), self._unread())
+        made = Histograms(records, classes, tuple(bins), self._unread())
+        return self._kept.put(key, made, 200 * len(classes) + 4_000 * len(bins) + 1_000)
 
     def damaged(self) -> tuple[Damaged, ...]:
         """Return the damaged records that this view has met so far, by number."""
