@@ -1,7 +1,8 @@
 """Columns of the index of a whole dataset: its scalar fields, sizes of records, hashes of keys.
 
-One walk over the shards reads all columns, since each index is read and checked as a whole. At 10^7
-records a label takes 20 MB, sizes 40 MB and hashes 40 MB.
+One walk over the shards reads all columns, since each index is read and checked as a whole; hashes
+are read by themselves, when a key is looked for. At 10^7 records a label takes 20 MB, sizes 40 MB
+and hashes 40 MB.
 """
 
 from __future__ import annotations
@@ -61,16 +62,16 @@ class Columns:
     def _walk(self, wanted: str) -> Column:
         """Read all columns that there is room for, the wanted one for sure."""
         reader = self._reader
-        names = [wanted] if wanted != SIZES else []
-        if 8 * reader.records * (len(self._kinds) + 1) <= self._limit:
-            names = [*dict.fromkeys((*names, HASHES, *self._kinds))]
+        names = [wanted]
+        if wanted != HASHES and 8 * reader.records * (len(self._kinds) + 1) <= self._limit:
+            names = [SIZES, *self._kinds]
         elif 8 * reader.records > self._limit:
             raise OptionError(
                 f"a column of {reader.records:,} records takes up to "
                 f"{show_size(8 * reader.records)}, and the view may keep {show_size(self._limit)}: "
                 "allow more memory"
             )
-        gathered = {name: _Gathered(reader.records) for name in (SIZES, *names)}
+        gathered = {name: _Gathered(reader.records) for name in names}
         for number in range(reader.manifest.shards):
             self._background.tell(number, reader.manifest.shards)
             reader.will_open(range(number + 1, min(number + 1 + _AHEAD, reader.manifest.shards)))
