@@ -1,11 +1,16 @@
-"""What pyproject.toml cannot say: where Homebrew has headers, what the index shows of README.md."""
+"""What pyproject.toml cannot say: where Homebrew has headers, what the index shows of README.md.
+
+And a wheel without the core: pip wheel . --config-settings=--build-option=--pure
+"""
 
 import os
 import re
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
@@ -22,6 +27,20 @@ class BuildCore(build_ext):
             kegs = [Path(prefix, keg) for prefix in BREW if prefix for keg in KEGS]
             for folder, found in (("include", self.include_dirs), ("lib", self.library_dirs)):
                 found += [str(keg / folder) for keg in kegs if (keg / folder).is_dir()]
+
+
+class BuildWheel(bdist_wheel):
+    user_options: ClassVar = [*bdist_wheel.user_options, ("pure", None, "leave the core out")]
+    boolean_options: ClassVar = [*bdist_wheel.boolean_options, "pure"]
+
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        self.pure = False
+
+    def finalize_options(self) -> None:
+        if self.pure:
+            self.distribution.ext_modules = []
+        super().finalize_options()
 
 
 def readme() -> str:
@@ -51,7 +70,7 @@ def readme() -> str:
 
 
 setup(
-    cmdclass={"build_ext": BuildCore},
+    cmdclass={"build_ext": BuildCore, "bdist_wheel": BuildWheel},
     long_description=readme(),
     long_description_content_type="text/markdown",
 )

@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 
 def installed(*names: str) -> dict[str, str]:

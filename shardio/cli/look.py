@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from ..errors import DependencyError, OptionError, printable, there_are
 from ..names import key_text
 from .command import EXECUTOR, JOBS, OUT, PARTS, ROOT, STORE, Command, option, take_storage
 from .exit_codes import DAMAGED, DONE, FAILED
-from .output import Output, as_base64, as_json
+from .output import Output, as_base64, as_json, paint
 
 if TYPE_CHECKING:
     from ..dataset.reader import Reader
@@ -238,16 +239,19 @@ def _cat(
     if field not in fields:
         raise OptionError(f"--field {printable(field)}: no such field; {there_are(fields, field)}")
     value = sample[field]
-    if output.json:
+    facts = {"index": index, "key": key_text(sample["__key__"]), "field": field}
+    if output.json and file is None:
         content = {"base64": as_base64(value)} if isinstance(value, bytes) else {"value": value}
-        facts = {"index": index, "key": key_text(sample["__key__"]), "field": field}
         return output.show("", facts | content)
     if value is None:
         raise OptionError(f"record {index} has no {printable(field)}: it is null")
     if file is not None:
         folder, name = os.path.split(os.path.abspath(file))
-        write_file(folder, name, _as_bytes(value), replace=overwrite)
-        return DONE
+        written = _as_bytes(value)
+        write_file(folder, name, written, replace=overwrite)
+        return (
+            output.show("", facts | {"file": file, "bytes": len(written)}) if output.json else DONE
+        )
     if isinstance(value, bytes) and fields[field] in ("image", "bytes") and sys.stdout.isatty():
         raise OptionError(
             f"{field} is {len(value):,} bytes, not text; write it with --output FILE, or into a "
@@ -302,9 +306,15 @@ def _verify(output: Output, **call: Any) -> int:
     from ..packing.verify import verify
 
     storage = take_storage(call)
+    began = time.monotonic()
     with output.progress("verifying") as progress:
         found = verify(**call, storage=storage, progress=progress, announce=output.announce)
-    output.show(found, brief="\n".join([*map(str, found.damages), *found.unread]))
+    output.took("checked", found.records, "record", found.bytes, began)
+    told = "\n".join([*map(str, found.damages), *found.unread])
+    style = "bad" if told else "good"
+    output.show(
+        paint(str(found), style, sys.stdout), facts=found, brief=paint(told, style, sys.stdout)
+    )
     if found.damages:
         return DAMAGED
     return FAILED if found.unread else DONE

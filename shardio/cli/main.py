@@ -81,8 +81,10 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 def _fail(message: str, code: int) -> int:
     """Print an error, and return its exit code."""
+    from .output import paint
+
     with contextlib.suppress(OSError):
-        print(f"shardio: {message}", file=sys.stderr)
+        print(f"{paint('shardio:', 'bad', sys.stderr)} {message}", file=sys.stderr)
     return code
 
 

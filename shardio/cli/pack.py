@@ -7,6 +7,7 @@ import dataclasses
 import math
 import os
 import shlex
+import sys
 from argparse import BooleanOptionalAction
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from .command import (
     take_target,
 )
 from .exit_codes import DONE, FAILED, SKIPPED
-from .output import Output
+from .output import Output, paint
 
 if TYPE_CHECKING:
     from ..packing.packed import Packed
@@ -39,7 +40,7 @@ def _pack(output: Output, **call: Any) -> int:
 
     call["to"] = take_target(call)
     _group(call)
-    with output.progress("packing") as progress:
+    with output.progress("listing", "packing", "committing") as progress:
         done = pack(**call, progress=progress, announce=output.announce)
     dry, built = call.get("dry_run", False), call["plan"].part is not None
     advice = None
@@ -53,7 +54,7 @@ def _plan(output: Output, **call: Any) -> int:
 
     stored = "store_options" in call  # in no plan, and maybe nobody's to read
     _group(call)
-    with output.progress("planning") as progress:
+    with output.progress("listing", "reading", "planning") as progress:
         done = plan(**call, progress=progress, announce=output.announce)
     if all(one.already for one in done):
         return _show(output, done)
@@ -86,7 +87,7 @@ def _group(call: dict[str, Any]) -> None:
 def _commit(output: Output, **call: Any) -> int:
     from ..packing.pack import commit
 
-    with output.progress("checking") as progress:
+    with output.progress("looking", "checking", "committing") as progress:
         done = commit(**call, progress=progress, announce=output.announce)
     return _show(output, done)
 
@@ -103,7 +104,7 @@ def _show(
         vars(one) | {"rejected": [{"key": key, "reason": why} for key, why in one.rejected]}
         for one in done
     ]
-    lines = [*map(str, done), *filter(None, [advice])]
+    lines = [*map(str, done), *([paint(advice, "hint", sys.stdout)] if advice else [])]
     output.show("\n".join(lines), facts={"dry_run": dry, "datasets": datasets})
     if not any(one.rejected for one in done):
         return DONE

@@ -18,7 +18,7 @@ from .command import Command, option
 from .completion import SHELLS, script
 from .convert import COPY, EXPORT, INDEX, UNPACK
 from .look import CAT, INFO, LS, VERIFY
-from .output import Output
+from .output import Output, paint
 from .pack import COMMIT, GC, PACK, PLAN
 
 
@@ -31,7 +31,7 @@ def _completion(output: Output, *, shell: str) -> int:
 
 COMPLETION = Command(
     "completion",
-    "print the script by which a shell completes commands, options and values",
+    "print the script by which a shell completes what is typed",
     _completion,
     "",
     option("shell", "SHELL", ", ".join(SHELLS), choices=SHELLS),
@@ -73,6 +73,10 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str, **more: Any) -> None:
         super().__init__(prog, **more | {"width": _columns()})
 
+    def format_help(self) -> str:
+        self._action_max_length += 2  # commands are indented twice, which argparse forgets
+        return super().format_help()
+
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(text, width, break_on_hyphens=False)
 
@@ -113,7 +117,9 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and how the command is called."""
         lists = f"`{self.prog} --help` lists them"
-        self.exit(exit_codes.USAGE, f"{self.prog}: {message}\nusage: {self._call()}; {lists}\n")
+        wrong = paint(f"{self.prog}:", "bad", sys.stderr)
+        hint = paint(f"usage: {self._call()}; {lists}", "hint", sys.stderr)
+        self.exit(exit_codes.USAGE, f"{wrong} {message}\n{hint}\n")
 
     def refuse(self, given: str) -> NoReturn:
         """Say what is wrong with an argument that the command does not take."""
@@ -200,6 +206,5 @@ def _beginning() -> str:
     width = max(len(command.examples[0]) for command in FIRST)
     lines = [f"  {command.examples[0]:<{width}}  {command.text}" for command in FIRST]
     more = "`shardio --help` lists all commands; `shardio help pack` shows one, with examples."
-    return "\n".join(
-        ["shardio packs images into shards and feeds them to training.", "", *lines, "", more]
-    )
+    first = "shardio packs images into shards and feeds them to training."
+    return "\n".join([first, "", *lines, "", paint(more, "hint", sys.stderr)])

@@ -30,10 +30,10 @@ PICKLED = 128 << 10
 class EncodedImages:
     """Hold the files of a batch's images in one buffer: a sequence of 1-d uint8 tensors.
 
-    buffer   (bytes,) uint8: the files, one behind the other, without gaps
+    buffer   (bytes,) uint8: the files, one after the other, without gaps
     offsets  (n + 1,) int64, on the CPU: image i is buffer[offsets[i] : offsets[i + 1]]
 
-    Each image is a view: who keeps one keeps the batch's buffer, so clone() what you keep for long.
+    Each image is a view, which keeps the buffer of the batch: clone() an image that you keep.
     Equal to another, or to a list of bytes, if the bytes are the same.
     """
 

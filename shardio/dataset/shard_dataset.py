@@ -81,44 +81,45 @@ _OTHERS = {
 class ShardDataset(ManifestInfo, Stream):
     """Stream a packed dataset, in an order that only (seed, epoch) and the options below decide.
 
-    path               what `shardio pack` made
-    split              "train": the dataset of this name in `path`, which holds several
-    batch_size         yields batches of this size, for `DataLoader(ds, batch_size=None)`. None:
-                       samples, for DataLoader's own batching; each record still comes once an
+    path               the packed directory, or its URL
+    split              "train": the dataset of this name, where `path` holds several
+    batch_size         rows of a batch, for `DataLoader(ds, batch_size=None)`. None: the dataset
+                       yields samples, and DataLoader makes batches; each record still comes once an
                        epoch, but the order of batches then depends on the number of workers
     fields             samples are tuples of these, in this order; None: dicts of all, and `__key__`
     decode             "pil": the first image field as a PIL image, RGB, upright; other image fields
-                       as stored: palettes as indices, 16 bits as 16. "numpy": as arrays of these,
-                       (H, W, 3) uint8 the first. None: the bytes of their files. Or a function of
-                       those bytes. Or a mapping of these by field, also of "gray" and "stored"
-    transform          of the image. A built-in one (RandomResizedCrop, CenterCrop) takes the bytes,
-                       draws from (seed, epoch, record), and is of as many `fields` as it is given;
+                       as stored: palettes as indices, 16 bits as 16. "numpy": the same as arrays,
+                       the first (H, W, 3) uint8. None: the bytes of the files. A function of these
+                       bytes. Or a mapping of fields to one of these, to "gray" or to "stored"
+    transform          a function of the image. A built-in one (RandomResizedCrop, CenterCrop) takes
+                       the bytes, draws from (seed, epoch, record), and may crop several `fields`;
                        any other takes the decoded image
-    target_transform   of the label
-    map                of the whole sample, a tuple or a dict, after these: what it returns is
-                       collated. Where it takes two arguments, the second is a generator of numpy's
-                       for this sample in this epoch, the same whoever reads it
-    collate_fn         a list of samples to a batch; default: `shardio.collate`
+    target_transform   a function of the label
+    map                a function of the whole sample, a tuple or a dict, after these; its result is
+                       collated. If it takes two arguments, the second is a numpy Generator for this
+                       sample in this epoch, the same in any worker
+    collate_fn         a function of a list of samples that returns a batch; default:
+                       `shardio.collate`
     shuffle            False: the order of the index, the same in each epoch, for validation and
                        prediction; default True
     shuffle_buffer     records in the shuffle window of the whole job, or bytes ("512MiB"), or "all"
-                       for a true permutation. Default: "all" of up to 256 MiB, or up to 20,000
-                       records; else 10,000
+                       for a true permutation. Default: "all" for up to 256 MiB or up to 20,000
+                       records; otherwise 10,000
     seed               in [0, 2**64); default 0
-    tail               "pad" (default): ranks repeat a few records to have equally many steps.
-                       "drop": leave some out instead. "exact": as pad, and each sample gets a bool
-                       `valid` (last in a tuple, a key of a dict), False on repeats
-    rank, world_size   default: torch.distributed's, or the launcher's RANK and WORLD_SIZE
-    where              only records that meet conditions on the index, by field: a value, several,
-                       or a function of the column: {"label": ["cat", "dog"]}; `__key__` too
-    order              a shardio.Order: into how many spans an epoch is cut, into which units, and
-                       how many machines keep to shards of their own
+    tail               "pad" (default): ranks repeat a few records, so that all have the same number
+                       of steps. "drop": leave some out instead. "exact": as pad, and each sample
+                       gets a bool `valid` (last in a tuple, a key of a dict), False on repeats
+    rank, world_size   default: those of torch.distributed, or the launcher's RANK and WORLD_SIZE
+    where              select records by conditions on the index, by field: a value, several values,
+                       or a function of the column: {"label": ["cat", "dog"]}; also by `__key__`
+    order              a shardio.Order: the number of spans of an epoch, the size of units, and the
+                       number of machines that keep to shards of their own
     storage            a shardio.Storage: where the data lies, memory for records on network file
                        systems, and how far the stored bytes are trusted
 
-    Options that decide the order (shuffle, shuffle_buffer, seed, tail, order) and are not given are
-    taken from a state that is loaded. The pass after a complete one reads the next epoch; with
-    several ranks call `set_epoch(e)` before each `iter()`.
+    When a state is loaded, options of the order that were not given (shuffle, shuffle_buffer, seed,
+    tail, order) are taken from it. The pass after a complete pass reads the next epoch. With
+    several ranks, call `set_epoch(e)` before each `iter()`.
 
     Raises NotPackedError, DamageError, VersionError, OptionError; StateError when a state does not
     fit; while iterating also StorageError, DecodeError, CollateError, EpochError.
@@ -265,6 +266,15 @@ class ShardDataset(ManifestInfo, Stream):
             f"{show_count(self.manifest.shards, 'shard')}, "
             f"fields {', '.join(self.manifest.schema.names)})"
         )
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        """Iterate over what a notebook shows: the manifest's facts, and the order's."""
+        yield from super()._facts()
+        if self.selection is not None:
+            yield "chosen", show_count(self.records, "record")
+        if self.batch_size is not None:
+            yield "batch_size", f"{self.batch_size:,}"
+        yield "order", ", ".join(f"{name}={value}" for name, value in self.options.state().items())
 
     @property
     def name(self) -> str:

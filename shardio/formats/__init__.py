@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ..errors import DamageError, OptionError, printable, there_are
 from .base import Opening, Shard, ShardInfo, known_file
+from .foreign.arrow import ArrowFile
 from .foreign.base import ForeignFile, ForeignShard
 from .foreign.caffe_writer import Caffe
 from .foreign.imagefolder import ImageFolderShard, ImageRun
@@ -19,9 +20,10 @@ from .foreign.imagefolder_writer import ImageFolder
 from .foreign.lmdb import LmdbFile
 from .foreign.mds import MdsFile
 from .foreign.mds_writer import Mds
-from .foreign.parquet import ParquetFile, ParquetShard
+from .foreign.parquet import ParquetFile
 from .foreign.recordio import RecordIOFile
 from .foreign.recordio_writer import RecordIO
+from .foreign.row_groups import GroupedFile, GroupedShard
 from .foreign.tfrecord import TFRecordFile
 from .foreign.tfrecord_writer import TFRecord
 from .foreign.webdataset import TarFile
@@ -100,12 +102,15 @@ FOREIGN = {
     "lmdb-foreign": ForeignFormat(
         LmdbFile, r"(?i)(^|/)(?!lock\.mdb\Z)[^/]+\.(mdb|lmdb)\Z", Caffe, "lmdb-caffe"
     ),
-    "parquet": ForeignFormat(ParquetFile, r"(?i)\.(parquet|pq|parq)\Z", shard=ParquetShard),
+    "parquet": ForeignFormat(ParquetFile, r"(?i)\.(parquet|pq|parq)\Z", shard=GroupedShard),
+    "arrow": ForeignFormat(ArrowFile, r"(?i)\.arrow\Z", shard=GroupedShard),
     "imagefolder": ForeignFormat(  # where no other format has a file
         ImageRun, r"(?!)", ImageFolder, shard=ImageFolderShard
     ),
 }
 FORMATS: dict[str, PackedFormat | ForeignFormat] = {**PACKED, **FOREIGN}  # by the manifest's names
+# Their rows lie in groups that are decoded as a whole: another order costs one group a record.
+GROUPED = {name for name, row in FOREIGN.items() if issubclass(row.file, GroupedFile)}
 EXPORTED = {row.exported_as or name: row.writer for name, row in FOREIGN.items() if row.writer}
 
 

@@ -79,17 +79,17 @@ def prefetch(
     loader: any iterable of batches: tensors, or tuples, lists and dicts of them, to any depth.
         Tensors move; everything else passes unchanged.
     device: of torch: "cuda", "cuda:1", 1, "cpu".
-    ahead: batches on their way while one is in use.
-    mean, std: of each channel, or one number for all, for pixels from 0 to 1; they say that images
-        become floats. One alone leaves the other at 0, or 1.
-    dtype: of the images. Default: float32 with mean or std, else uint8, unchanged. Without mean and
-        std it only casts, and values stay 0 to 255; mean=0 makes them 0 to 1.
-    channels_last: True or False makes the images so; None leaves the strides as they come.
-    pin: "auto" copies through page-locked memory where there is some to be had, True insists on it,
-        False copies plainly, and waits for each copy. On other devices than CUDA it does nothing.
+    ahead: batches that are copied while one is in use.
+    mean, std: for each channel, or one number for all, for pixels from 0 to 1. With either of them,
+        images become floats; mean defaults to 0, std to 1.
+    dtype: of the images. Default: float32 with mean or std, otherwise uint8. Without mean and std
+        it only casts, and values stay 0 to 255; mean=0 makes them 0 to 1.
+    channels_last: the strides of the images, True or False; None does not change them.
+    pin: "auto" copies through page-locked memory if it can be had; with True it is an error if it
+        cannot; False copies without it, and waits for each copy. Only for CUDA.
 
-    Raises OptionError; while iterating also when no image is found that mean, std or dtype could be
-    meant for.
+    Raises OptionError, also while iterating: if mean, std or dtype is given, and a batch has no
+    image.
     """
     return Prefetch(
         loader, Target(DeviceOptions(device, mean, std, dtype, channels_last, ahead, pin))

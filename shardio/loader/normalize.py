@@ -28,10 +28,10 @@ def normalize(
     std: float | Sequence[float],
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Normalise uint8 images where they lie, on the CPU or a GPU: (pixels / 255 - mean) / std.
+    """Normalise uint8 images on their own device, a CPU or a GPU: (pixels / 255 - mean) / std.
 
-    images      (B, C, H, W) or (C, H, W) uint8: a batch of a DataLoader. Left as they are
-    mean, std   of each channel, or one number for all, for pixels from 0 to 1
+    images      (B, C, H, W) or (C, H, W) uint8: a batch of a DataLoader. They do not change
+    mean, std   for each channel, or one number for all, for pixels from 0 to 1
     dtype       of the result; default float32
 
     The numbers, and the strides, are those that ShardLoader(device=, mean=, std=) gives. Raises

@@ -65,30 +65,30 @@ _OTHERS = {
 class ShardLoader:
     """Build batches of a ShardDataset, or of a mixture, ahead, by processes of this machine.
 
-    dataset       with a batch_size
-    num_workers   loader processes; default: the cores of this process, shared among the ranks of
-                  this machine. 0: no processes, the threads are in this one
-    threads       in each; worth more than one where samples wait (slow storage, slow transforms).
-                  num_workers=0, threads=0 makes batches when they are asked for: for debuggers
+    dataset       a ShardDataset, or a mixture, with a batch_size
+    num_workers   loader processes; default: the cores of this process, divided by the ranks of this
+                  machine. 0: no processes; the threads run in this one
+    threads       threads of each process; more than one helps if samples wait (slow storage, slow
+                  transforms). num_workers=0, threads=0 makes each batch in the loop: for debuggers
     prefetch_factor  batches that each process makes ahead; default 2
-    copy          True: batches in memory of this process alone (and its buffers free at once);
-                  False: views of shared memory, which costs nothing
-    device        batches go there ahead of use, and images are cast and normalised there:
+    copy          True: copy batches into memory of this process (the buffers are free at once);
+                  False: give views of shared memory, without a copy
+    device        copy batches there ahead of use, and cast and normalise images there:
     ahead, mean, std, dtype, channels_last, pin    as for `shardio.prefetch`
-    timeout       seconds that a batch may be waited for, before a WorkerError says what its process
-                  is at; 0, the default: for ever, and a warning says it after a minute
-    resident      "ram": decode all of it once, into tensors, and gather each batch from them:
-                  the workers then leave. "device": the tensors lie on `device`
+    timeout       seconds to wait for a batch, before a WorkerError says what its process is doing;
+                  0, the default: no limit, and a warning after a minute
+    resident      "ram": decode everything once, into tensors, and gather each batch from them; the
+                  workers then end. "device": the tensors lie on `device`
     multiprocessing_context  "fork", "spawn" or "forkserver", as for DataLoader
 
-    Iterate it once an epoch, after `set_epoch`. It is iterated once at a time; processes stay until
-    `close`, or until it is forgotten. Transforms of yours that draw random numbers draw others in
-    each process and each epoch, the same in each run (of torch.manual_seed) with as many workers of
-    one thread.
+    Iterate it once an epoch, after `set_epoch`, with one pass at a time. Its processes stay until
+    `close`, or until the loader is garbage. Your own random transforms draw other numbers in each
+    process and epoch, and the same in each run with the same torch.manual_seed and the same number
+    of workers with one thread.
 
-    Raises OptionError; while iterating what the dataset raises, EpochError, WorkerError when a
-    process dies, or is late; what a transform raises comes as it is, with a RowError as its cause
-    that names the record and holds its traceback.
+    Raises OptionError; while iterating the errors of the dataset, EpochError, and WorkerError when
+    a process dies or is late. An exception of a transform comes unchanged, with a RowError as its
+    cause, which names the record and holds the traceback.
     """
 
     @refuse_options("ShardLoader", _OTHERS)

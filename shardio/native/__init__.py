@@ -15,10 +15,11 @@ from types import ModuleType
 
 from ..stack import users_level
 
-# Without --no-cache-dir pip takes the wheel that it built, and kept, without the core.
+# Without --no-binary pip takes the wheel without the core that is there for machines that no other
+# wheel fits, and without --no-cache-dir the one that it built itself, and kept.
 _AGAIN = (
-    "pip install --no-deps --force-reinstall --no-cache-dir shardio-torch; in a clone: "
-    "tools/setup --again, or the same with . instead of the name"
+    "pip install --no-deps --force-reinstall --no-cache-dir --no-binary shardio-torch "
+    "shardio-torch; in a clone: tools/setup --again, or pip install . with the first three options"
 )
 
 core: ModuleType | None = None
@@ -30,9 +31,10 @@ try:
         core = None
 except ModuleNotFoundError:
     missing = (
-        "when shardio was installed there was no C compiler, or no headers of libjpeg-turbo or "
-        "Python (Debian, Ubuntu: gcc libjpeg-dev libxxhash-dev python3-dev; macOS: brew install "
-        f"jpeg-turbo xxhash). With them, install it again: {_AGAIN}"
+        "shardio came as a wheel without the core, or where it was built there was no C compiler, "
+        "or no headers of libjpeg-turbo or Python (Debian, Ubuntu: gcc libjpeg-dev libxxhash-dev "
+        "python3-dev; macOS: brew install jpeg-turbo xxhash). With them, install it again: "
+        f"{_AGAIN}"
     )
 except ImportError as error:
     missing = str(error)
@@ -47,12 +49,13 @@ def described() -> str:
     """Say what the core does, and what it would take to have all of it."""
     if core is None:
         return f"not built: {missing}"
+    libjpeg = f"with {getattr(core, 'libjpeg', 'a libjpeg-turbo')}"
     if records() is not None:
-        return "built"
+        return f"built {libjpeg}"
     return (
-        "built, but Python reads the records: when shardio was installed there was no header of "
-        "xxHash, 0.8.0 or newer (Debian, Ubuntu: libxxhash-dev; macOS: brew install xxhash). With "
-        f"it, install shardio again: {_AGAIN}"
+        f"built {libjpeg}, but Python reads the records: when shardio was installed there was no "
+        "header of xxHash, 0.8.0 or newer (Debian, Ubuntu: libxxhash-dev; macOS: brew install "
+        f"xxhash). With it, install shardio again: {_AGAIN}"
     )
 
 

@@ -11,6 +11,9 @@
 extern const bool core_checks;
 uint64_t core_checksum(const uint8_t *data, size_t size, uint64_t seed);
 
+/* guard.c: the name and the release of the libjpeg whose headers the core was built with. */
+extern const char core_libjpeg[];
+
 /* records.c: memory of a batch to other memory that nobody is to read soon. */
 void core_copy(uint8_t *to, const uint8_t *from, size_t size);
 

@@ -1,6 +1,11 @@
 /* libjpeg's errors, and limits. It calls `fail` or `complain`; both go back to core_guarded. */
 #include "jpeg.h"
 
+#define TEXT(token) #token
+#define TEXT_OF(macro) TEXT(macro)
+
+const char core_libjpeg[] = "libjpeg-turbo " TEXT_OF(LIBJPEG_TURBO_VERSION);
+
 static void fail(j_common_ptr common)
 {
     struct failure *failure = (struct failure *)common->err;

@@ -641,6 +641,8 @@ static int prepare(PyObject *module)
 {
     if (core_checks && PyModule_AddFunctions(module, of_records) < 0)
         return -1;
+    if (PyModule_AddStringConstant(module, "libjpeg", core_libjpeg) < 0)
+        return -1;
     return PyModule_AddIntConstant(module, "interface", 5);
 }
 

@@ -54,13 +54,13 @@ class Order:
     """Choose how an epoch is cut: `ShardDataset(..., order=shardio.Order(unit=16))`.
 
     spans  parts of an epoch that are shuffled by themselves and read side by side; default 64
-    unit   records taken from one span at a time. Default: the largest divisor of batch_size up to
-           32; below 256, up to 16 and half of it
-    nodes  machines that keep to shards of their own over all epochs, so that the cache of each
-           needs room for its part alone, and later epochs download nothing. Each batch is then of
+    unit   records that a batch takes from one span at a time. Default: the largest divisor of
+           batch_size up to 32; for a batch_size below 256, up to 16 and up to half of it
+    nodes  machines that keep to shards of their own in all epochs. The cache of each then needs
+           room for its part only, and later epochs download nothing. Each batch holds records of
            one node's part. Default 1: every machine reads other shards in each epoch
 
-    All decide the order. None: the value of a state that is loaded, else the default. Raises
+    All of them decide the order. None: the value of a loaded state, otherwise the default. Raises
     OptionError.
     """
 

@@ -125,23 +125,23 @@ def copy(
     target     a directory, or an s3://, gs:// or az:// URL
     storage    a shardio.Storage: how the source is reached, and where its data lies, when
                `shardio index --out` put its index elsewhere; the copy has both in one place
-    to         a shardio.Storage: how the target is reached; default: as the source, where that is
-               of the same scheme, or no URL
-    overwrite  replace another dataset there; its shards are left
-    recheck    read back what is in an object store already, instead of trusting the SHA-256 that an
-               earlier copy noted with it
+    to         a shardio.Storage: how the target is reached; default: as the source, if that has the
+               same scheme, or is no URL
+    overwrite  replace another dataset there; its shards stay
+    recheck    read back the objects that are in an object store already, instead of trusting the
+               SHA-256 that an earlier copy stored with them
     jobs       uploads at once; default 4
     executor   a shardio.RayExecutor: a cluster that copies the files
     part       (i, n) or "i/n", i from 1 to n: copy only this part of the shards, and no manifest;
-               when all are copied, the same call without it. "auto": the part that SLURM, torchrun
+               when all are copied, call it again without it. "auto": the part that SLURM, torchrun
                or Kubernetes gives this process
-    parts      how many parts there are, where part is "auto": Kubernetes does not say it
+    parts      the number of parts, if part is "auto": Kubernetes does not say it
     stagger_s  wait first, for a random time up to so many seconds
     progress   called now and then with bytes done and bytes in all
     announce   called with lines to show before the work begins: which part this is
 
-    Run again after an interruption, it goes on where it was. Raises DamageError (of the source:
-    nothing takes the place of the damaged file, and no manifest is written), NotPackedError,
+    Run again after an interruption, it resumes. Raises DamageError (the source is damaged: the
+    damaged file is not written, and no manifest), NotPackedError,
     ExistsError, BusyError, OptionError, StorageError.
     """
     check_bool(overwrite=overwrite, recheck=recheck)

@@ -116,16 +116,16 @@ def export(
     overwrite   replace the files of an earlier export
     executor    a shardio.RayExecutor: a cluster that writes a part for each shard of the dataset
     part        (i, n) or "i/n", i from 1 to n: write only this part of the records, into a hidden
-                folder; when all are written, the same call without it puts them into place. "auto":
-                the part that SLURM, torchrun or Kubernetes gives this process
-    parts       how many parts there are, where part is "auto": Kubernetes does not say it
+                folder; when all are written, the same call without it moves them into place.
+                "auto": the part that SLURM, torchrun or Kubernetes gives this process
+    parts       the number of parts, if part is "auto": Kubernetes does not say it
     stagger_s   wait first, for a random time up to so many seconds
     progress    called with records written, and of how many
     announce    called with lines to show before the work begins: which part this is
 
-    The directory must be empty, unless `overwrite` replaces files of an earlier export; of those,
-    the ones that the new one does not have are removed. Files that are called like those of this
-    format, but that no export wrote here, are refused. Raises ExistsError, NotPackedError,
+    The directory must be empty, unless `overwrite` replaces the files of an earlier export. Files
+    of that export that the new one does not have are removed. Files with names of this format that
+    no export wrote are refused. Raises ExistsError, NotPackedError,
     DamageError, OptionError (a field or key that the format cannot hold), SampleError (a value that
     it cannot hold), DependencyError, StorageError; then nothing was written.
     """

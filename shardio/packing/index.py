@@ -22,12 +22,13 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from ..errors import ExistsError, OptionError, ShardioError, SourceError, StorageError, printable
 from ..formats import FOREIGN, check_foreign, claims, manifest
+from ..formats.foreign.arrow import splits_in
 from ..formats.foreign.base import MAGIC, sidecar_name
 from ..formats.foreign.imagefolder import describe
 from ..images.filetype import ALL_ENDINGS
@@ -129,24 +130,24 @@ def index(
     progress: Progress | None = None,
     announce: Announce | None = None,
 ) -> Indexed:
-    """Make a dataset of files that another tool wrote, or of a folder of images, where they are.
+    """Make a dataset of files that another tool wrote, or of a folder of images, in place.
 
     directory  the folder, or a single file in it; or its URL, with `out`
     out        where manifest and index go; default: beside the data
-    format     default: told from the names of the files; "imagefolder" where only images are
-    files      only those that this pattern fits, such as "train-*": by their names, or, with a
-               slash, their paths from the right
-    fields     our names of fields, and theirs: {"image": "jpg"}; others keep their own, and the
-               field `image`, and `label`, are found in common datasets by themselves
-    classes    another dataset, whose numbering of classes a folder of images takes
-    jobs       processes; default: one a core
+    format     default: detected by the names of the files; "imagefolder" if there are only images
+    files      only files that fit this pattern, such as "train-*": by their names or, with a slash,
+               by the end of their paths
+    fields     names of fields here and there: {"image": "jpg"}; others keep their names; `image`
+               and `label` of common datasets are detected
+    classes    another dataset: number the classes of a folder of images as it does
+    jobs       processes; default: one for each core
     overwrite  replace the manifest that is there
     storage    a shardio.Storage: how an object store is reached
     executor   a shardio.RayExecutor: a cluster that does it; the folder of the index is shared
     part       (i, n) or "i/n", i from 1 to n: scan only this part of the shards, and make no
-               manifest; when all are scanned, the same call without it. "auto": the part that
+               manifest; when all are scanned, call it again without it. "auto": the part that
                SLURM, torchrun or Kubernetes gives this process
-    parts      how many parts there are, where part is "auto": Kubernetes does not say it
+    parts      the number of parts, if part is "auto": Kubernetes does not say it
     stagger_s  wait first, for a random time up to so many seconds
     progress   called now and then with bytes done and bytes in all
     announce   called with lines to show before the work begins: which part this is
@@ -316,7 +317,7 @@ def _find(
         raise _no_classes()
     format, names = _of_one_format(place, shown, names, claimed, format)
     if files is None:
-        _refuse_splits(root, names, out)
+        _refuse_splits(root, names, out, splits_in(place))
     return Found(root, format, place, names, *_looked_at(root, names))
 
 
@@ -355,7 +356,7 @@ def _find_in_store(
     format, names = _of_one_format(place, place.url, names, claimed, format)
     _refuse_lmdb(place.url, format)
     if files is None:
-        _refuse_splits(place.url, names, out)
+        _refuse_splits(place.url, names, out, splits_in(place))
     sizes, marks = [found[name].size for name in names], [found[name].tag for name in names]
     return Found(place.url, format, place, names, sizes, marks)
 
@@ -523,13 +524,20 @@ def _matching(shown: str, names: Sequence[str], files: str) -> list[str]:
     return found
 
 
-def _refuse_splits(root: str, names: Sequence[str], out: str | None) -> None:
-    """Raise SourceError where files of several splits lie together: one dataset would mix them."""
+def _refuse_splits(
+    root: str, names: Sequence[str], out: str | None, folders: Collection[str]
+) -> None:
+    """Raise SourceError where files of several splits lie together: one dataset would mix them.
+
+    folders: whose names are those of splits, whatever they are.
+    """
     splits: dict[str, list[str]] = {}
     for name in names:
         for part in reversed(name.split("/")):
-            if word := _SPLIT.search(part):
-                splits.setdefault(word[0], []).append(name)
+            word = _SPLIT.search(part)
+            if part in folders or word:
+                split = word[0] if word and part not in folders else part
+                splits.setdefault(split, []).append(name)
                 break
     if len(splits) < 2:
         return

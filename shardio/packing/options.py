@@ -40,13 +40,13 @@ _NUMBER = 1 << 62
 class SourceOptions:
     """Choose what of a source is packed, and under which names.
 
-    kind     of source, where it cannot be told: see docs/sources.md
+    kind     the kind of the source, if `pack` cannot detect it: see docs/sources.md
     root     the folder, or URL, that the paths of a listing are relative to, or that holds the
              data of an index
-    fields   our names of fields, and the source's: {"image": "jpg"}; of folders side by side
+    fields   names of fields here and in the source: {"image": "jpg"}; for folders side by side
              {"image": "images/", "mask": "masks/"}
-    where    only records that meet conditions on their small fields: {"label": ["cat"]}
-    classes  another dataset, whose numbering of classes is taken
+    where    select records by conditions on their small fields: {"label": ["cat"]}
+    classes  another dataset: number the classes as it does
     storage  a shardio.Storage: how an object store is reached
 
     Raises OptionError.
@@ -74,16 +74,16 @@ class SourceOptions:
 @refuse_unknown
 @dataclass(frozen=True)
 class ImageOptions:
-    """Choose how images are written into shards; without any of these, as they are.
+    """Choose how images are written into shards; by default their bytes do not change.
 
-    encode         "raw": images as pixels, which need no decoding; all of one size, or with
-                   `resize` the central square of that side, of which all are made
+    encode         "raw": store images as pixels, which need no decoding; all must have one size,
+                   or with `resize` the central square of that side is taken of each
     quality        of JPEGs that `resize` writes, 1 to 100; default: 90
-    jpeg_tiles     rewrite JPEGs, without loss, so that a crop decodes only its part of them;
-                   images that this cannot be done to stay as they are (docs/jpeg-tiles.md)
-    keep_original  with `jpeg_tiles`: the files' own bytes, too, in the field `original`, so that
-                   `unpack` gives these back
-    max_pixels     of an image that is decoded for any of these, instead of the default limit
+    jpeg_tiles     rewrite JPEGs without loss, so that a crop decodes only its part of them; other
+                   images do not change (docs/jpeg-tiles.md)
+    keep_original  with `jpeg_tiles`: also store the bytes of each file, in the field `original`,
+                   so that `unpack` restores them
+    max_pixels     the largest image to decode for any of these, instead of the default limit
 
     Raises OptionError.
     """
@@ -137,11 +137,11 @@ class PlanOptions(PartOptions):
     """Choose which record goes to which shard, and which of the shards one call builds.
 
     shuffle, seed  pack in an order shuffled by `seed`, so that neighbours on disk are unrelated;
-                   default: but for sources that are read slowly in any order but their own
+                   default: True, except for sources that are slow in any order but their own
     max_records    records a shard, at most
     part           (i, n) or "i/n", i from 1 to n: build only this part; `commit(out)` when all are
                    built. "auto": the part that SLURM, torchrun or Kubernetes gives this process
-    parts          how many parts there are, where part is "auto": Kubernetes does not say it
+    parts          the number of parts, if part is "auto": Kubernetes does not say it
     stagger_s      wait first, for a random time up to so many seconds, so that many parts do not
                    list the source all at once
     restart        drop an unfinished packing in OUT, of another plan

@@ -67,27 +67,27 @@ def pack(
 
     out         a directory, or an s3://, gs:// or az:// URL
     format      of the shards: "record" or "lmdb"
-    shard_size  bytes of source a shard (of raw pixels, where these are packed), or like "64MB";
-                default 256 MiB, less where that gave under 16 shards
-    resize      shrink images to this short side (pixels), at `images.quality`; never enlarges
-    splits      whether top folders are splits; default: when all have names of splits
+    shard_size  source bytes of a shard (with `encode`: bytes of pixels), or like "64MB"; default
+                256 MiB, less if that gives under 16 shards
+    resize      shrink images to this short side (pixels), with `images.quality`; never enlarges
+    splits      whether the top folders are splits; default: if all have names of splits
     read        what of the source is packed, and under which names: shardio.SourceOptions
     images      how images are written into shards: shardio.ImageOptions
     plan        which record goes to which shard, and which part is built: shardio.PlanOptions
-    jobs        processes; default: one a core
+    jobs        processes; default: one for each core
     executor    a shardio.RayExecutor: a cluster that builds the shards
     overwrite   commit over another dataset in OUT; its shards stay until `gc`
     on_error    "raise": one SourceError lists all files that cannot be packed, and nothing is
                 committed; "skip": they are left out, and OUT/rejected.jsonl lists them
-    to          a shardio.Storage: how the store of OUT is reached; default: as the source, where
-                that is of the same scheme, or no URL
-    work_dir    where OUT is a URL: the directory where shards are built, until they are uploaded;
-                default: one in ~/.cache/shardio. Run again with the same, it goes on
+    to          a shardio.Storage: how the store of OUT is reached; default: as the source, if that
+                has the same scheme, or is no URL
+    work_dir    if OUT is a URL: the directory where shards are built before they are uploaded;
+                default: one in ~/.cache/shardio. Give the same one to resume
     dry_run     touch nothing; raise what a real run would raise before it builds
     progress    called now and then with bytes done and bytes in all
     announce    called with lines to show before the work begins: the part, the size of pixels
 
-    Run again after an interruption, it goes on where it was. Raises OptionError, SourceError,
+    Run again after an interruption, it resumes. Raises OptionError, SourceError,
     SourceChangedError, BusyError, ExistsError, StorageError.
     """
     read = check_group("read", read, SourceOptions)
@@ -215,11 +215,11 @@ def commit(
 ) -> list[Packed]:
     """Commit what the parts of a packing built: check every shard, then write the manifest.
 
-    parts     how many there were: what is missing is then told by part, too
-    wait_s    wait so many seconds, at most, until all parts have built their shards
-    quick     do not read shards whole that have not changed since their parts wrote and noted them;
-              their headers, indices and sizes are checked. `verify` reads them, in parts also
-    announce  called with lines that say, while it waits, what is missing
+    parts     the number of parts: missing shards are then reported by part, too
+    wait_s    wait at most so many seconds until all parts have built their shards
+    quick     of shards that have not changed since their parts wrote and noted them, check only
+              headers, indices and sizes. `verify` reads them completely, also by parts
+    announce  called with lines that say, while it waits, which shards are missing
 
     Raises NotPackedError when shards are missing (naming them), and as `pack` does.
     """

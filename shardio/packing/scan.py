@@ -74,7 +74,7 @@ class Scanned:
     seen: Mapping[str, Seen] = field(default_factory=dict)
     blobs: int = 0
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names, by field
-    row_group: tuple[int, int] = (0, 0)  # rows and bytes of the largest, of Parquet
+    row_group: tuple[int, int] = (0, 0)  # rows and bytes of the largest
     index: bytes = b""  # if it was not written
     problems: Sequence[Problem] = ()
 

@@ -134,7 +134,7 @@ def verify(
     executor    a shardio.RayExecutor: a cluster that does it instead
     part        (i, n) or "i/n", i from 1 to n: check only this part of the shards. "auto": the part
                 that SLURM, torchrun or Kubernetes gives this process
-    parts       how many parts there are, where part is "auto": Kubernetes does not say it
+    parts       the number of parts, if part is "auto": Kubernetes does not say it
     stagger_s   wait first, for a random time up to so many seconds
     progress    called now and then with bytes done and bytes in all
     announce    called with lines to show before the work begins: which part this is

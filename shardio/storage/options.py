@@ -21,15 +21,15 @@ class Storage:
     root          where the data lies, when `shardio index --out` put its index elsewhere
     buffer_bytes  memory of this machine for records on network file systems, or "1GiB"; default
                   256 MiB
-    options       of an object store, by obstore's names: endpoint, region, profile, token,
+    options       options of an object store, by obstore's names: endpoint, region, profile, token,
                   skip_signature (for public buckets), client_options ... (docs/remote.md)
-    cache         a directory of this machine that keeps what is read of an object store; all its
-                  processes share it (docs/remote.md)
-    cache_bytes   that the directory may take, or "200GiB"
-    timeout_s     seconds that a read of an object store is tried again while it fails; default 120
+    cache         a directory of this machine that keeps bytes read from an object store; all
+                  processes of the machine share it (docs/remote.md)
+    cache_bytes   bytes that the directory may take, or "200GiB"
+    timeout_s     seconds that a failing read of an object store is tried again; default 120
     verify_open   False: do not compare LMDB's own pages when a shard is opened (docs/lmdb.md)
-    max_pixels    of an image that is decoded. Default: 2**28, and 2**26 for WebP, AVIF, JPEG2000,
-                  HEIF and JPEG XL, whose decoders take four times the memory
+    max_pixels    the largest image to decode. Default: 2**28 pixels, and 2**26 for WebP, AVIF,
+                  JPEG2000, HEIF and JPEG XL, whose decoders take four times the memory
 
     Raises OptionError.
     """

@@ -15,7 +15,8 @@ import numpy as np
 
 from ..dataset.buffering import KEPT, RUN
 from ..dataset.reader import OPEN_SHARDS
-from ..formats.foreign.parquet import cache_bytes
+from ..formats import GROUPED
+from ..formats.foreign.row_groups import cache_bytes
 from ..order.epoch import Epoch
 from ..order.options import SHUFFLE_BUFFER
 from ..order.shuffle import SpanOrder
@@ -366,9 +367,9 @@ def _files(job: TrainingJob) -> Iterator[Advice]:
 
 
 def _row_groups(job: TrainingJob) -> Iterator[Advice]:
-    """Look at row groups of Parquet: more are needed at once than are kept decoded."""
+    """Look at row groups: more are needed at once than are kept decoded."""
     group = job.manifest.options.get("row_group")
-    if job.manifest.format != "parquet" or type(group) is not dict:
+    if job.manifest.format not in GROUPED or type(group) is not dict:
         return
     rows, size = max(1, group["rows"]), group["bytes"]
     epoch, touched = job.epoch, job.share.touched
@@ -380,8 +381,10 @@ def _row_groups(job: TrainingJob) -> Iterator[Advice]:
     limit = cache_bytes(job.available_bytes)
     if groups * size <= limit:
         return
+    arrow = job.manifest.format == "arrow"
+    called = ("record batch", "record batches") if arrow else ("row group", "row groups")
     what = (
-        f"a process reads from about {show_count(math.ceil(groups), 'row group')} at once, "
+        f"a process reads from about {show_count(math.ceil(groups), *called)} at once, "
         f"{show_size(groups * size)} decoded, and keeps {show_size(limit)} of them: the same ones "
         "are decoded again and again"
     )

@@ -295,8 +295,8 @@ class View(Records):
             elif (found := histogram.bin_numbers(name, column)) is not None:
                 bins.append(found)
         records = self._reader.records if numbers is None else len(numbers)
-        made = Histograms(records, classes, tuple(bins), self._unread())
-        return self._kept.put(key, made, 200 * len(classes) + 4_000 * len(bins) + 1_000)
+        counted = Histograms(records, classes, tuple(bins), self._unread())
+        return self._kept.put(key, counted, 200 * len(classes) + 4_000 * len(bins) + 1_000)
 
     def damaged(self) -> tuple[Damaged, ...]:
         """Return the damaged records that this view has met so far, by number."""

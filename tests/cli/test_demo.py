@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.json_keys import check_keys
 from support.programs import Program
 from support.trees import content, picture, plant, shardio_json
 
@@ -72,6 +73,7 @@ def test_a_folder_is_shown_and_only_read(folder: Path, tmp_path: Path) -> None:
         *("--seconds", "2", "--batch-size", "8", "--workers", "2"),
     )
     assert content(folder) == before and left_behind() == here
+    check_keys("demo", found)
     (part,) = found["parts"]
     assert part["images"] == 40 and part["size"] == 36 and part["tiles"] is False
     memory, disk, limited = part["rows"]

@@ -141,6 +141,18 @@ def parquet(folder: Path) -> None:
         start += count
 
 
+def arrow(folder: Path) -> None:
+    """As Hugging Face's `datasets` saves them."""
+    import pyarrow as pa
+
+    parquet(folder)
+    for path in sorted(folder.glob("*.parquet")):
+        table = pa.parquet.read_table(path)
+        with pa.ipc.new_stream(path.with_suffix(".arrow"), table.schema) as stream:
+            stream.write_table(table, max_chunksize=40)
+        path.unlink()
+
+
 def image_folder(folder: Path) -> None:
     for number in range(N):
         path = folder / CLASSES[number % 3] / f"{number:06d}.jpg"
@@ -216,6 +228,12 @@ FORMATS: dict[str, Format] = {
         lambda number: packed(number) | {"image.path": packed(number)[KEY].decode()},
         {},
         kept=True,
+        unseen=True,
+    ),
+    "arrow": Format(
+        arrow,
+        lambda number: packed(number) | {"image.path": packed(number)[KEY].decode()},
+        {},
         unseen=True,
     ),
     "imagefolder": Format(

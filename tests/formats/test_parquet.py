@@ -29,7 +29,7 @@ from shardio.dataset.reader import Reader
 from shardio.errors import DamageError, DependencyError, ShardioError, SourceError
 from shardio.formats import manifest
 from shardio.formats.base import Shard
-from shardio.formats.foreign import parquet
+from shardio.formats.foreign import arrow_columns, parquet, row_groups
 from shardio.formats.sample import Schema
 from shardio.names import KEY
 from shardio.order.options import RequestedOptions
@@ -49,7 +49,7 @@ FILES = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 @pytest.fixture(autouse=True)
 def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin with an empty cache."""
-    monkeypatch.setattr(parquet, "_CACHE", parquet._Cache())
+    monkeypatch.setattr(row_groups, "_CACHE", row_groups._Cache())
 
 
 def write(path: Path, columns: Mapping[str, Any], **options: Any) -> Path:
@@ -314,12 +314,12 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The decoded row groups that are in memory."""
     living: Any = weakref.WeakSet()
 
-    class Watched(parquet.Group):
+    class Watched(row_groups.Group):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
             living.add(self)
 
-    monkeypatch.setattr(parquet, "Group", Watched)
+    monkeypatch.setattr(row_groups, "Group", Watched)
     return living
 
 
@@ -328,7 +328,7 @@ def test_row_groups_used_last_stay_decoded_within_the_limit(
 ) -> None:
     noise = np.random.default_rng(0)
     write(tmp_path / "x.parquet", {"x": [noise.bytes(1000) for _ in range(50)]}, row_group_size=10)
-    monkeypatch.setattr(parquet, "cache_bytes", lambda _: 25_000)  # two row groups and a bit
+    monkeypatch.setattr(row_groups, "cache_bytes", lambda _: 25_000)  # two row groups and a bit
     index(tmp_path)
     decoded = count_decodes(monkeypatch)
     shard = shard_of(tmp_path)
@@ -353,7 +353,7 @@ def test_a_row_group_above_the_limit_is_kept_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Any
 ) -> None:
     write(tmp_path / "x.parquet", {"x": list(range(30))}, row_group_size=10)
-    monkeypatch.setattr(parquet, "cache_bytes", lambda _: 1)
+    monkeypatch.setattr(row_groups, "cache_bytes", lambda _: 1)
     index(tmp_path)
     decoded = count_decodes(monkeypatch)
     shard = shard_of(tmp_path)
@@ -365,12 +365,12 @@ def test_a_row_group_above_the_limit_is_kept_alone(
 def test_the_limit_is_a_share_of_the_memory_to_spare(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet, "processors", lambda: 4)
+    monkeypatch.setattr(row_groups, "processors", lambda: 4)
     for spare, expected in ((64 << 30, 4 << 30), (1 << 30, 256 << 20)):
-        assert parquet.cache_bytes(spare) == expected
+        assert row_groups.cache_bytes(spare) == expected
     asked: list[int] = []
-    monkeypatch.setattr(parquet, "memory_available", lambda: 12345)
-    monkeypatch.setattr(parquet, "cache_bytes", lambda spare: asked.append(spare) or 1 << 20)
+    monkeypatch.setattr(row_groups, "memory_available", lambda: 12345)
+    monkeypatch.setattr(row_groups, "cache_bytes", lambda spare: asked.append(spare) or 1 << 20)
     write(tmp_path / "x.parquet", {"x": [1]})
     index(tmp_path)
     shard_of(tmp_path).read(0)
@@ -481,7 +481,7 @@ def test_row_groups_that_are_too_large_are_refused_with_what_splits_them(
 
 def test_threads_share_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "x.parquet", {"x": list(range(200))}, row_group_size=10)
-    monkeypatch.setattr(parquet, "cache_bytes", lambda _: 2000)
+    monkeypatch.setattr(row_groups, "cache_bytes", lambda _: 2000)
     index(tmp_path)
     shard, wrong = shard_of(tmp_path), []
 
@@ -522,7 +522,7 @@ def test_a_fork_after_reading_reads_on(tmp_path: Path, monkeypatch: pytest.Monke
     dataset, other = shardio.open(tmp_path), shardio.open(tmp_path / "other")
     entered, leave, parent = threading.Event(), threading.Event(), os.getpid()
 
-    class Slow(parquet.Group):
+    class Slow(row_groups.Group):
         @property
         def bytes(self) -> int:  # type: ignore[override]
             entered.set()
@@ -537,7 +537,7 @@ def test_a_fork_after_reading_reads_on(tmp_path: Path, monkeypatch: pytest.Monke
     def child() -> None:
         assert [sample["x"] for sample in dataset] == list(range(200))
 
-    monkeypatch.setattr(parquet, "Group", Slow)
+    monkeypatch.setattr(row_groups, "Group", Slow)
     thread = threading.Thread(target=lambda: other[0])
     thread.start()
     assert entered.wait(60)  # the thread is just putting a row group into the cache
@@ -555,7 +555,7 @@ def test_without_pyarrow_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "x.parquet", {"x": [1]})
-    parquet._pyarrow.cache_clear()
+    arrow_columns.import_pyarrow.cache_clear()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DependencyError, match=r"pip install 'shardio-torch\[parquet\]'"):
         index(tmp_path)
@@ -752,8 +752,8 @@ def test_explain_looks_at_labels_beside_an_index_that_is_elsewhere(tmp_path: Pat
 def test_explain_warns_where_row_groups_are_decoded_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet, "LEAST_CACHE", 20 * 1000)
-    monkeypatch.setattr(parquet, "processors", lambda: 1)
+    monkeypatch.setattr(row_groups, "LEAST_CACHE", 20 * 1000)
+    monkeypatch.setattr(row_groups, "processors", lambda: 1)
     noise = np.random.default_rng(0)
     blobs = [noise.bytes(9_000 if i else 100) for i in range(400)]
     write(tmp_path / "0.parquet", {"x": blobs}, row_group_size=10, compression="none")

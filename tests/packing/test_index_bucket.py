@@ -34,6 +34,10 @@ FORMATS = {
     "tfrecord": ["tfrecord/tensorflow.tfrecord"],
     "recordio": ["recordio/images.rec", "recordio/images.idx"],
     "parquet": ["parquet/train-00000-of-00001.parquet"],
+    "arrow": [
+        "arrow/one/state.json",
+        *(f"arrow/one/data-0000{n}-of-00003.arrow" for n in range(3)),
+    ],
 }
 MIB = 1 << 20
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -76,6 +80,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "lmdb").mkdir()
     shutil.copy(GOLDEN / "lmdb_foreign" / "lsun.lmdb", root / "lmdb")
     library.pack(root / "images", root / "packed")
+    shutil.copytree(GOLDEN / "arrow" / "splits", root / "dict")
     return root
 
 
@@ -102,7 +107,9 @@ def slow(*names: str) -> list[Any]:
     return [pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-@pytest.mark.parametrize("name", ["parquet", "mds", *slow("webdataset", "tfrecord", "recordio")])
+@pytest.mark.parametrize(
+    "name", ["parquet", "arrow", "mds", *slow("webdataset", "tfrecord", "recordio")]
+)
 def test_the_index_is_that_of_the_same_files_on_disk(
     name: str, s3: ObjectStore, there: Path, tmp_path: Path
 ) -> None:
@@ -157,6 +164,16 @@ def test_files_of_another_format_are_packed_by_their_url(
     read = SourceOptions(storage=Storage(options=s3.options))
     library.pack(f"{s3.url}/tars", tmp_path / "out", read=read)
     assert content(tmp_path / "out") == content(tmp_path / "disk")
+
+
+def test_a_saved_dataset_dict_is_packed_by_its_url_with_its_splits(
+    s3: ObjectStore, there: Path, tmp_path: Path
+) -> None:
+    library.pack(there / "dict", tmp_path / "disk")
+    read = SourceOptions(storage=Storage(options=s3.options))
+    library.pack(f"{s3.url}/dict", tmp_path / "out", read=read)
+    assert content(tmp_path / "out") == content(tmp_path / "disk")
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"train", "fold a"}
 
 
 def test_a_file_of_another_format_is_packed_by_its_url(

@@ -109,12 +109,13 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **more}
 
 
-def on_a_terminal(*arguments: str | Path, size: int = 1 << 16) -> tuple[int, str]:
-    """Exit code, and what a person sees."""
+def on_a_terminal(*arguments: str | Path, size: int = 1 << 16, **variables: str) -> tuple[int, str]:
+    """Exit code, and what a person sees, without colours. variables: of the environment."""
+    env = environment(**{"NO_COLOR": "1", "TERM": "xterm"} | variables)
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
     process = subprocess.Popen(
-        command(*arguments), stdin=theirs, stdout=theirs, stderr=theirs, env=environment()
+        command(*arguments), stdin=theirs, stdout=theirs, stderr=theirs, env=env
     )
     os.close(theirs)
     seen = b""
@@ -151,4 +152,5 @@ def shardio(
 
 
 def shardio_json(*arguments: str | bytes | Path, code: int = 0) -> Any:
-    return json.loads(shardio(*arguments, "--json", code=code).stdout)
+    """The one JSON object that a command prints. It has no NaN, which other parsers refuse."""
+    return json.loads(shardio(*arguments, "--json", code=code).stdout, parse_constant=pytest.fail)

@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # A room imports only from rooms that are left of it, wherever in a file the import stands: lazy
 # imports and those for type checkers count. Rooms without "<" between them do not know each other.
 LAW = """
-errors names stack _version < units native machine < storage order < images < formats < dataset
-dataset < packing ; dataset < loader < tuning ; dataset < viewer
+errors names stack _version < units native machine notebook < storage order < images
+images < formats < dataset < packing ; dataset < loader < tuning ; dataset < viewer
 packing tuning viewer < cli < __main__
 """
 
@@ -59,7 +59,7 @@ DOORS = {  # what only these modules import
     "matplotlib": {"tuning.plot", "cli.poster"},
     "google_crc32c": {"formats.foreign.tfrecord"},
     "zstandard": {"formats.foreign.mds"},
-    "pyarrow": {"formats.foreign.parquet"},
+    "pyarrow": {"formats.foreign.arrow_columns"},
     "ray": {"packing.ray_executor"},
 }
 EVERYWHERE = {"numpy"}

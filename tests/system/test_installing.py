@@ -23,10 +23,11 @@ NOT_OURS += (".hypothesis", "demo-data", "shardio-demo.*", ".data")
 pytest.importorskip("setuptools", "77", reason="NOT RUN: no setuptools >= 77 to build with")
 
 
-def build(hook: str, tree: Path, out: Path) -> Path:
+def build(hook: str, tree: Path, out: Path, *options: str) -> Path:
     """Run a hook of the build backend in a tree, and give the file that it makes."""
     out.mkdir(exist_ok=True)
-    script = f"import setuptools.build_meta as b; b.{hook}({str(out)!r})"
+    settings = {"--build-option": list(options)}
+    script = f"import setuptools.build_meta as b; b.{hook}({str(out)!r}, {settings})"
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=tree,
@@ -160,6 +161,27 @@ def test_the_wheel_is_called_shardio_torch(source: Path, tmp_path: Path) -> None
         assert b"shardio = shardio.cli.main:main" in wheel.read(f"{info}/entry_points.txt")
         assert not [name for name in wheel.namelist() if name.endswith((".c", ".h"))]
         assert "shardio/py.typed" in wheel.namelist()
+
+
+def chosen(folder: Path) -> str:
+    """Name the wheel in a folder that pip would install here."""
+    command = [*(sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "-q")]
+    command += ["--no-deps", "--no-index", "--find-links", str(folder), "--report", "-"]
+    said = subprocess.run([*command, "shardio-torch"], capture_output=True, check=True)
+    (one,) = json.loads(said.stdout)["install"]
+    return str(one["download_info"]["url"]).rpartition("/")[2]
+
+
+def test_pip_takes_the_pure_wheel_only_where_no_other_fits(source: Path, tmp_path: Path) -> None:
+    pure = build("build_wheel", source, tmp_path / "pure", "--pure")
+    assert pure.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(pure) as wheel:
+        (about,) = [name for name in wheel.namelist() if name.endswith(".dist-info/WHEEL")]
+        assert b"Root-Is-Purelib: true" in wheel.read(about)
+    assert chosen(pure.parent) == pure.name
+    other = build("build_wheel", source, tmp_path / "platform")
+    shutil.copy(other, pure.parent)
+    assert chosen(pure.parent) == other.name != pure.name
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from support import small_datasets
+from support.json_keys import check_keys
 from support.trees import command, environment, shardio, shardio_json
 
 from shardio import machine
@@ -164,6 +165,7 @@ def test_the_command_measures_what_has_no_images_and_draws_it(tmp_path: Path) ->
     if importlib.util.find_spec("matplotlib"):
         picture = ["--plot", str(tmp_path / "bench.html")]
     made = shardio_json("bench", texts, "--loader", "shardloader", *options, *picture)
+    check_keys("bench", made)
     rows = made["rows"]
     assert {row["decodes"] for row in rows} == {False} and made["fields"] is None
     assert rows[0]["name"] == "ShardLoader 1 x 2" or machine.cores() != 2

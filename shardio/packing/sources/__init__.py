@@ -62,6 +62,13 @@ def _foreign(request: SourceRequest) -> Listings:
     return dataset.list_foreign(request)
 
 
+def _foreign_names(request: SourceRequest) -> list[str]:
+    from . import dataset
+
+    _only(request)
+    return dataset.foreign_names(request)
+
+
 # What reads other datasets is imported when it is needed: most packings read none.
 KINDS = {
     "imagefolder": Kind(imagefolder.list_records, _folder_names, imagefolder.reopen),
@@ -70,7 +77,7 @@ KINDS = {
     "coco": Kind(coco.list_records, _only, coco.reopen),
     "dataset": Kind(_dataset, _dataset_names, _reopen_dataset),
     "listing": Kind(listing.list_records, _only, listing.reopen),
-    **{name: Kind(_foreign, _only, None) for name in FOREIGN if name != "imagefolder"},
+    **{name: Kind(_foreign, _foreign_names, None) for name in FOREIGN if name != "imagefolder"},
 }
 
 

@@ -22,9 +22,10 @@ from ...errors import (
     StorageError,
     printable,
 )
-from ...formats import manifest
+from ...formats import GROUPED, manifest
+from ...formats.foreign.arrow import splits_in
 from ...formats.sample import Sample
-from ...names import KEY
+from ...names import KEY, file_name
 from ...storage.options import with_root
 from ..index import in_memory
 from .base import (
@@ -102,8 +103,24 @@ def reopen(request: SourceRequest, split: str, described: Plain, piece: Plain) -
     return Records(records, described["theirs"], piece["numbers"])
 
 
+def foreign_names(request: SourceRequest) -> list[str]:
+    """Return the splits of files of another format: Arrow's may say which folders are some."""
+    if request.kind != "arrow" or os.path.isfile(request.path):
+        return [""]
+    return splits_in(request.location) or [""]
+
+
 def list_foreign(request: SourceRequest) -> Listings:
     """List the records in files of another format, by an index in memory: they are read twice."""
+    found = {}
+    for name in foreign_names(request):
+        path = os.path.join(request.path, os.fsencode(file_name(name))) if name else request.path
+        found[name] = _list_files(replace(request, path=path))
+    return found
+
+
+def _list_files(request: SourceRequest) -> Listing:
+    """List the records in the files of one split."""
     assert request.kind is not None
     request.refuse_root(f"files of {request.kind}")
     dataset, index, data, left_out = in_memory(
@@ -124,7 +141,7 @@ def list_foreign(request: SourceRequest) -> Listings:
             + ", ".join(repr(printable(name, 40)) for name in left_out[:10])
             + "; --fields NAME=THEIRS gives one"
         )
-    return {"": replace(listing, options={**listing.options, **renamed(dataset.options["fields"])})}
+    return replace(listing, options={**listing.options, **renamed(dataset.options["fields"])})
 
 
 def listing_of(records: ShardSequence, request: SourceRequest) -> Listing:
@@ -153,7 +170,7 @@ def listing_of(records: ShardSequence, request: SourceRequest) -> Listing:
             "from_id": _id(dataset),
             **renamed(theirs),
         },
-        shuffled=dataset.format != "parquet",  # another order costs a row group a record
+        shuffled=dataset.format not in GROUPED,
     )
     listing.check_some(request.shown, "records")
     if request.where is None:
