@@ -26,6 +26,7 @@ from .cards import Cards
 from .checks import Checks
 from .columns import HASHES, Columns
 from .kept import Background, Kept, PendingError
+from .pictures import image_fields
 from .records import Records
 from .results import (
     Card,
@@ -128,6 +129,7 @@ class View(Records):
     def summary(self) -> Summary:
         """Return what the manifest says, at once."""
         manifest = self._reader.manifest
+        images = tuple(map(printable, image_fields(manifest.schema)))
         url = printable(without_secrets(self._reader.index.url), 4096)
         return Summary(
             name=url.rstrip("/").rpartition("/")[2] or url,
@@ -146,8 +148,8 @@ class View(Records):
             classes=None if manifest.classes is None else tuple(map(printable, manifest.classes)),
             split=self._split,
             splits=self._splits,
-            images=tuple(map(printable, manifest.schema.images)),
-            main_image=manifest.schema.main_image,
+            images=images,
+            main_image=next(iter(images), None),
             packed=tuple(
                 (printable(name), printable(value if isinstance(value, str) else json.dumps(value)))
                 for name, value in manifest.options.items()
