@@ -15,6 +15,7 @@ version = release = shardio.__version__
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx_copybutton",
     "plain_docstrings",
     "tree_links",

@@ -40,7 +40,7 @@ Names load when they are first used: `import shardio` costs neither torch (1 s) 
 
 The rooms of the package; each imports only from those above it:
 
-    errors.py names.py stack.py _version.py units.py machine.py   the ground of all rooms
+    errors.py names.py stack.py _version.py units.py machine.py notebook.py   ground of all rooms
     native/     the compiled core: its C sources, and the module that says whether it is there
     storage/    bytes at rest: local files, object stores, a cache, atomic writes, locks
     order/      which record comes when: shuffle, epoch, partition, mixture, subsets; no bytes

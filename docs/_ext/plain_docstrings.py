@@ -12,6 +12,7 @@ package, and pages of docs/, become links.
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import shardio
@@ -19,6 +20,7 @@ import shardio
 NAMES = r"[\w*.]+(?:, [\w*.]+)*"
 OPTION = re.compile(rf"({NAMES}) {{2,}}(\S.*)")
 ARGUMENT = re.compile(rf"({NAMES}): (\S.*)")
+LIST = ".. container:: options"
 PUBLIC = {name for name in dir(shardio) if not name.startswith("_")}
 LINKS = re.compile(
     r"(?P<page>docs/[\w-]+)\.md"
@@ -72,7 +74,7 @@ def escape(text: str) -> str:
 
 def options(lines: Sequence[str], item: re.Pattern[str]) -> Iterator[str]:
     """Write a list of options as a definition list."""
-    yield from (".. container:: options", "")
+    yield from (LIST, "")
     names, text = "", ""
     for line in [*lines, None]:
         found = item.fullmatch(line) if line is not None else None
@@ -101,12 +103,25 @@ def render(lines: Sequence[str], parameters: Sequence[str] = ()) -> Iterator[str
 
 def process(app: Any, kind: str, name: str, value: Any, settings: Any, lines: list[str]) -> None:
     """Replace the lines of a docstring: autodoc calls this for each object."""
-    names = getattr(getattr(value, "__init__", value), "__code__", None) or getattr(
-        value, "__code__", None
-    )
-    lines[:] = render(lines, names.co_varnames if names else ())
+    function = value.__init__ if isinstance(value, type) else value
+    code = getattr(function, "__code__", None)
+    lines[:] = render(lines, code.co_varnames if code else ())
+    if is_result(value) and is_dataclass(value) and LIST not in lines:
+        found = (f"`{one.name}: {one.type}`" for one in fields(value) if one.name[0] != "_")
+        lines += [inline(f"Fields: {', '.join(found)}."), ""]
+
+
+def is_result(value: Any) -> bool:
+    """Return whether this is a class that only functions of the package make."""
+    return isinstance(value, type) and value.__name__ not in PUBLIC
+
+
+def signature(app: Any, kind: str, name: str, value: Any, *args: Any) -> tuple[str, None] | None:
+    """Leave out the arguments of what users do not make: autodoc calls this for each object."""
+    return ("", None) if is_result(value) else None
 
 
 def setup(app: Any) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", process)
+    app.connect("autodoc-process-signature", signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

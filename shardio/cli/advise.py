@@ -21,7 +21,7 @@ from .output import Output
 
 if TYPE_CHECKING:
     from ..tuning.bench import Bench
-    from ..tuning.tune import Tuning
+    from ..tuning.tune_result import Tuning
 
 
 def _explain(
@@ -56,7 +56,7 @@ def _tune(
 
     _check_plot(plot)
     where = take_storage(call)
-    with output.progress("simulating", unit=" orders", scale=1, delay_s=2) as progress:
+    with output.progress("simulating", unit=" orders", delay_s=2) as progress:
         found = tune(**call, batch_size=batch_size, progress=progress, storage=where)
     return _answer(output, found, plot)
 
@@ -66,7 +66,7 @@ def _bench(output: Output, *, plot: str | None = None, **call: Any) -> int:
 
     _check_plot(plot)
     call["storage"] = take_storage(call)
-    with output.progress("measuring", unit=" repeats", scale=1) as progress:
+    with output.progress("measuring", unit=" repeats") as progress:
         found = bench(**call, progress=progress)
     return _answer(output, found, plot)
 

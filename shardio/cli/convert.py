@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +30,7 @@ def _index(output: Output, *, fields: str | None = None, **call: Any) -> int:
     from ..packing.index import index
 
     storage = take_storage(call, root=False)
-    with output.progress("indexing") as progress:
+    with output.progress("listing", "indexing", "committing") as progress:
         done = index(
             **call,
             fields=read_fields(fields),
@@ -44,8 +45,10 @@ def _unpack(output: Output, **call: Any) -> int:
     from ..packing.unpack import unpack
 
     storage = take_storage(call)
+    began = time.monotonic()
     with output.progress("unpacking") as progress:
         done = unpack(**call, storage=storage, progress=progress)
+    output.took("unpacked", done.files, "file", done.bytes, began)
     return output.show(done)
 
 
@@ -56,8 +59,10 @@ def _export(output: Output, *, fields: str | None = None, **call: Any) -> int:
     if fields is not None:  # NAME alone: it is called so there, too, as far as possible
         named = read_fields(fields, alone=True)
         call["fields"] = {name: theirs or None for name, theirs in named.items()}
-    with output.progress("exporting", unit=" records", scale=1) as progress:
+    began = time.monotonic()
+    with output.progress("looking", "exporting", "finishing", unit=" records") as progress:
         done = export(**call, storage=storage, progress=progress, announce=output.announce)
+    output.took("exported", done.records, "record", done.bytes, began)
     return output.show(done)
 
 
@@ -65,7 +70,7 @@ def _copy(output: Output, **call: Any) -> int:
     from ..packing.copy import copy
 
     to, storage = take_target(call), take_storage(call)
-    with output.progress("copying") as progress:
+    with output.progress("listing", "copying", "committing") as progress:
         done = copy(**call, storage=storage, to=to, progress=progress, announce=output.announce)
     return output.show(done)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -305,8 +306,10 @@ def _verify(output: Output, **call: Any) -> int:
     from ..packing.verify import verify
 
     storage = take_storage(call)
+    began = time.monotonic()
     with output.progress("verifying") as progress:
         found = verify(**call, storage=storage, progress=progress, announce=output.announce)
+    output.took("checked", found.records, "record", found.bytes, began)
     told = "\n".join([*map(str, found.damages), *found.unread])
     style = "bad" if told else "good"
     output.show(

@@ -17,6 +17,11 @@ from typing import Any, TextIO
 from .exit_codes import DONE
 
 _TELL_S = 5.0
+# What tqdm writes: while nothing is counted, and then.
+_STAGE = "{desc} ..."
+_COUNTING = (
+    "{desc}: {percentage:3.0f}%|{bar}| {n_fmt} of {total_fmt}{unit}, {rate_fmt}, {remaining} left"
+)
 STYLES = {
     "bad": "31",
     "good": "32",
@@ -71,29 +76,50 @@ class Output:
 
     @contextlib.contextmanager
     def progress(
-        self, what: str, *, unit: str = "B", scale: int = 1024, delay_s: float = 0
+        self, *stages: str, unit: str = "B", delay_s: float = 0
     ) -> Iterator[Callable[[int, int], None] | None]:
-        """Show a bar on stderr, when a person looks at it and it takes longer than `delay_s`."""
+        """Show a bar on stderr, when a person looks at it and it takes longer than `delay_s`.
+
+        stages  what is done while it counts; or that, and in its place what is done before and
+                after: "listing", "packing", "committing"
+        unit    of what is counted: "B", or a word with a blank before it, such as " records"
+        """
         if not self.is_watched:
             yield None
             return
         from tqdm import tqdm
 
+        before, main, after = stages if len(stages) == 3 else stages * 3
         tqdm.monitor_interval = 0  # else it starts a thread, and we fork
         with tqdm(
-            desc=what,
+            desc=before,
+            bar_format=_STAGE,
             unit=unit,
-            unit_scale=scale > 1,
-            unit_divisor=scale,
+            unit_scale=unit == "B",  # by 1,000, as in the MB/s of summaries
             leave=False,
             delay=delay_s,
+            dynamic_ncols=True,
         ) as bar:
 
             def show(done: int, total: int) -> None:
-                bar.total = total
+                if bar.total != total:
+                    bar.total, bar.desc, bar.bar_format = total, main, _COUNTING
+                    if not delay_s:
+                        bar.reset()  # the rate begins now, and it is shown now
                 bar.update(done - bar.n)
+                if done == total and after != main:
+                    bar.desc, bar.bar_format = after, _STAGE
+                    bar.refresh()
 
             yield show
+
+    def took(self, what: str, count: int, noun: str, size: int, began: float) -> None:
+        """Tell a person who looks how long something took that began at this monotonic time."""
+        if self.is_watched:
+            seconds = max(time.monotonic() - began, 1e-3)
+            each = f"{count / seconds:,.0f} {noun}s/s"
+            rate = f"{size / seconds / 1e6:,.0f} MB/s"
+            self.announce(paint(f"{what} in {seconds:,.1f} s, {each}, {rate}", "hint", sys.stderr))
 
 
 def paint(text: str, style: str, stream: TextIO) -> str:

@@ -40,7 +40,7 @@ def _pack(output: Output, **call: Any) -> int:
 
     call["to"] = take_target(call)
     _group(call)
-    with output.progress("packing") as progress:
+    with output.progress("listing", "packing", "committing") as progress:
         done = pack(**call, progress=progress, announce=output.announce)
     dry, built = call.get("dry_run", False), call["plan"].part is not None
     advice = None
@@ -54,7 +54,7 @@ def _plan(output: Output, **call: Any) -> int:
 
     stored = "store_options" in call  # in no plan, and maybe nobody's to read
     _group(call)
-    with output.progress("planning") as progress:
+    with output.progress("listing", "reading", "planning") as progress:
         done = plan(**call, progress=progress, announce=output.announce)
     if all(one.already for one in done):
         return _show(output, done)
@@ -87,7 +87,7 @@ def _group(call: dict[str, Any]) -> None:
 def _commit(output: Output, **call: Any) -> int:
     from ..packing.pack import commit
 
-    with output.progress("checking") as progress:
+    with output.progress("looking", "checking", "committing") as progress:
         done = commit(**call, progress=progress, announce=output.announce)
     return _show(output, done)
 

@@ -99,7 +99,7 @@ def collate(items: Sequence[Any], *, ragged: Sequence[int | str] = ()) -> Any:
     ragged: fields that stay lists, of dicts by name, of tuples by place (or by name, where the
     samples are those of a ShardDataset with `fields` and without `map`).
 
-    As a collate_fn: functools.partial(shardio.collate, ragged=("boxes",)).
+    As a collate_fn: `functools.partial(shardio.collate, ragged=("boxes",))`.
 
     Raises CollateError when items differ in structure (keys, lengths), or in shape, naming two.
     """

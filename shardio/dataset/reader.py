@@ -8,12 +8,13 @@ import resource
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import notebook
 from ..errors import DamageError, OptionError, StorageError, printable
 from ..formats import check_format, expect_shard, open_shard
 from ..formats.base import Shard, ShardInfo
@@ -25,11 +26,13 @@ from ..storage.base import Location
 from ..storage.local import memory_available
 from ..storage.location import locate
 from ..storage.options import Storage
+from ..units import show_count, show_size
 
 # Open shards of a reader. Each costs its index, 24 bytes a record, and a descriptor, of which the
 # user's program and torch's tensors need some too: a process may have 1,024 on most Linux systems,
 # 256 on macOS, and a reader takes a quarter of them at most. Opening one again costs 0.15 ms.
 OPEN_SHARDS = 256
+_CLASSES = 8  # whose names a notebook shows
 
 
 class Part(NamedTuple):
@@ -221,6 +224,24 @@ class ManifestInfo:
         """Return the label of each class; None when there are none."""
         classes = self.manifest.classes
         return None if classes is None else {name: label for label, name in enumerate(classes)}
+
+    def _repr_html_(self) -> str:
+        return notebook.facts(repr(self), self._facts())
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        """Iterate over what a notebook shows: names, and what is said of them."""
+        manifest = self.manifest
+        shards = show_count(manifest.shards, "shard")
+        yield (
+            "records",
+            f"{show_count(manifest.records, 'record')}, {show_size(manifest.size)}, {shards}",
+        )
+        if manifest.classes is not None:
+            more = ", ..." if len(manifest.classes) > _CLASSES else ""
+            names = ", ".join(manifest.classes[:_CLASSES])
+            yield "classes", f"{len(manifest.classes):,}: {names}{more}"
+        yield "fields", ", ".join(f"{name} ({kind})" for name, kind in manifest.schema.fields)
+        yield "format", f"{manifest.format}, version {manifest.version}"
 
 
 def spare_descriptors() -> int:

@@ -267,6 +267,15 @@ class ShardDataset(ManifestInfo, Stream):
             f"fields {', '.join(self.manifest.schema.names)})"
         )
 
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        """Iterate over what a notebook shows: the manifest's facts, and the order's."""
+        yield from super()._facts()
+        if self.selection is not None:
+            yield "chosen", show_count(self.records, "record")
+        if self.batch_size is not None:
+            yield "batch_size", f"{self.batch_size:,}"
+        yield "order", ", ".join(f"{name}={value}" for name, value in self.options.state().items())
+
     @property
     def name(self) -> str:
         """Return the name of the dataset in messages."""

@@ -53,16 +53,18 @@ class Transform:
     It is not a base for yours: any callable serves as `transform=`, and is given decoded images.
     A dataset hands a built-in transform encoded bytes, and one random word to draw from.
 
-    size: an int, or (height, width), of the result, in pixels.
-    interpolation: nearest, bilinear, bicubic, lanczos, box or hamming. All but nearest antialias.
-    fast: whether libjpeg may decode a JPEG at 1/2, 1/4 or 1/8 where the crop is at least that many
-    times larger than the result. It changes pixels a little.
-    upright, max_pixels: as for `decode`.
-    fields: the fields of a sample that one draw is for, such as ("image", "mask"): all of one size.
-    The dataset's first image is resampled as `interpolation` says. Of every other one, values are
-    taken as stored, by nearest, so that class ids stay what they are. None: the first image alone.
-    boxes: a field of boxes in pixels of the image, [x, y, width, height]. They are moved and
-    clipped; those of which less than a pixel is left are left out: see `move_boxes`.
+    size           of the result, in pixels: an int, or (height, width)
+    interpolation  nearest, bilinear, bicubic, lanczos, box or hamming. All but nearest antialias
+    fast           whether libjpeg may decode a JPEG at 1/2, 1/4 or 1/8 where the crop is at least
+                   that many times larger than the result. It changes pixels a little
+    upright        whether an image is turned as its EXIF orientation says
+    max_pixels     of an image that is decoded; a larger one is an error
+    fields         the fields of a sample that one draw is for, such as ("image", "mask"): all of
+                   one size. The dataset's first image is resampled as `interpolation` says. Of
+                   every other one, values are taken as stored, by nearest, so that class ids stay
+                   what they are. None: the first image alone
+    boxes          a field of boxes in pixels of the image, [x, y, width, height]. They are moved
+                   and clipped; those of which less than a pixel is left are left out
 
     Raises OptionError if an option has another form.
     """
@@ -348,10 +350,13 @@ class Transform:
 class RandomResizedCrop(Transform):
     """Crop a random part of the image and resize it: the standard ImageNet training crop.
 
-    scale: the crop's share of the image's area, uniform between these; 0 < low <= high <= 1.
-    ratio: width / height of the crop, its logarithm uniform between these; 0 < low <= high.
-    flip: mirror left-right with probability 1/2. The box is the same with and without.
-    Box and flip depend on `draw` and the image's size alone: see `crop_box`.
+    size   of the result, in pixels: an int, or (height, width)
+    scale  the crop's share of the image's area, uniform between these; 0 < low <= high <= 1
+    ratio  width / height of the crop, its logarithm uniform between these; 0 < low <= high
+    flip   mirror left-right with probability 1/2. The box is the same with and without
+
+    All other options are those of Transform. Box and flip depend on the random word that the
+    dataset gives, and on the image's size, alone: see `crop_box`.
     """
 
     scale: tuple[float, float] = field(default=(0.08, 1.0), kw_only=True)
@@ -376,10 +381,16 @@ class RandomResizedCrop(Transform):
 class CenterCrop(Transform):
     """Crop the centre of the image: the standard ImageNet validation crop.
 
+    size    of the result, in pixels: an int, or (height, width)
+    resize  the short side that the image is resized to before; None: the central pixels
+            themselves, unscaled
+
+    All other options are those of Transform.
+
     CenterCrop(224, 256) is torchvision's Resize(256) followed by CenterCrop(224): the short side
     becomes 256 pixels, then the central 224 x 224 are kept. Here one resize of the box that those
     pixels come from does both (equal within 1 level of 255).
-    resize=None keeps the central pixels themselves, unscaled.
+
     An image that is smaller than the crop (after `resize`) is enlarged until it just covers the
     crop, where torchvision would pad it with black.
     """

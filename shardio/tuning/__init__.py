@@ -7,6 +7,7 @@ Its files:
     traffic        what a machine asks an object store for
     advice         the rules that warn
     tune           which shuffle buffer to set
+    tune_result    its rows, its text and its verdicts
     simulate       the order for any buffer, without bytes
     bench          what this machine can do with a dataset
     bench_process  one repeat, in a process of its own

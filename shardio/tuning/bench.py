@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import machine
+from .. import machine, notebook
 from ..dataset import sequence
 from ..dataset.sequence import ShardSequence
 from ..errors import OptionError, StorageError, printable
@@ -115,14 +115,7 @@ class Bench(Result):
 
     def __str__(self) -> str:
         """Write it for a terminal of 100 columns or a few more; the lines of Python come last."""
-        head = (
-            f"{show_count(self.records, 'record')} of {show_size(self.record_bytes)}; batches of "
-            f"{self.batch_size:,}; {show_cores(self.cores)}"
-        )
-        if self.measured_records < self.records:
-            size = show_size(self.measured_records * self.record_bytes)
-            head += f"\nMeasured: its first {self.measured_records:,} records, {size}"
-        blocks = [head]
+        blocks = [self._head()]
         for title, rows in self.groups():
             lines = table([self.columns, *(row.cells() for row in rows)], left=(0, -1))
             marks = ("> " if row is self.best else "  " for row in rows)
@@ -138,6 +131,24 @@ class Bench(Result):
         notes = [paragraph(note, _WIDTH) for note in self.notes]
         blocks += ["\n".join(says), "\n".join(notes), self.call]
         return "\n\n".join(filter(None, blocks))
+
+    def _head(self) -> str:
+        """Write what was measured."""
+        head = (
+            f"{show_count(self.records, 'record')} of {show_size(self.record_bytes)}; batches of "
+            f"{self.batch_size:,}; {show_cores(self.cores)}"
+        )
+        if self.measured_records < self.records:
+            size = show_size(self.measured_records * self.record_bytes)
+            head += f"\nMeasured: its first {self.measured_records:,} records, {size}"
+        return head
+
+    def _repr_html_(self) -> str:
+        parts = [notebook.paragraph(self._head())]
+        for title, rows in self.groups():
+            lines = [(row.cells(), row is self.best) for row in rows]
+            parts += [notebook.paragraph(title), notebook.table(self.columns, lines)]
+        return "".join([*parts, *map(notebook.paragraph, self.notes), notebook.code(self.call)])
 
     def groups(self) -> Iterator[tuple[str, list[Row]]]:
         """Iterate over rows that can be compared, with a title."""

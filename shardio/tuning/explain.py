@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from .. import notebook
 from ..dataset.reader import Reader, open_reader
 from ..errors import OptionError, printable
 from ..order.epoch import Tail, default_unit
@@ -67,10 +68,18 @@ class Explanation(Result):
     memory: Memory
     warnings: tuple[Advice, ...]
     notes: tuple[str, ...]
-    _text: str
+    _rows: tuple[tuple[str, str], ...]  # names, and what is said
 
     def __str__(self) -> str:
-        return self._text
+        blocks = (
+            paragraph(text, WIDTH, f"{name:<{_INDENT}}", " " * _INDENT) for name, text in self._rows
+        )
+        return "\n".join([*blocks, "", advice_text(self.warnings)])
+
+    def _repr_html_(self) -> str:
+        told = [(one.what, f"-> {one.mend}") for one in self.warnings]
+        count = show_count(len(told), "warning") if told else "no warnings"
+        return notebook.facts("Training", self._rows) + notebook.facts(count, told)
 
 
 @refuse_options("explain", grouped_in("order", Order) | grouped_in("storage", Storage))
@@ -172,10 +181,6 @@ def explain_job(job: TrainingJob) -> Explanation:
     """Explain a job: its numbers, what to change, and the text of both."""
     warnings = advise(job)
     notes = (_PREPARED,) if "accelerate" in sys.modules else ()
-    blocks = [
-        paragraph(text, WIDTH, name.ljust(_INDENT), " " * _INDENT)
-        for name, text in (*_rows(job), *(("note", note) for note in notes))
-    ]
     of_job = "records shards dataset_bytes is_network num_workers world_size local_world_size "
     of_job += "free_consumers files_open files_limit memory traffic"
     return Explanation(
@@ -191,7 +196,7 @@ def explain_job(job: TrainingJob) -> Explanation:
         policy=job.plan.policy,
         warnings=warnings,
         notes=notes,
-        _text="\n".join([*blocks, "", advice_text(warnings)]),
+        _rows=(*_rows(job), *(("note", note) for note in notes)),
     )
 
 

@@ -29,7 +29,7 @@ from ..units import show_size
 from .bench import Bench
 from .bench_row import Row as BenchRow
 from .text import show_buffer
-from .tune import AGAIN, Row, Tuning
+from .tune_result import AGAIN, Row, Tuning
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

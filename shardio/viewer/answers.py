@@ -16,7 +16,7 @@ from ..order.subset import All, Selection, Word, conditions, mark_where
 from .columns import Columns
 from .kept import Background, Kept
 from .results import Query
-from .rows import Rows, Sorted, Stored, Training
+from .rows import Rows, Sorted, Stored, Training, epoch_bytes
 
 _QUICK = 1 << 18  # records whose permutation is made at once, in 20 ms
 
@@ -87,13 +87,13 @@ class Answers:
             if epoch.records:
                 epoch.locate(np.zeros(1, np.int64))  # makes the permutation, where there is one
             starts = self._reader.starts if chosen is None else chosen.starts
-            rows = Training(partition, starts, chosen, values, query.descending)
-            return self._kept.put(query, rows, 0)  # its parts are counted by themselves
-        if values is not None:
-            ordered = Sorted(values, numbers, query.descending)
-            return self._kept.put(query, ordered, ordered.bytes)
-        assert numbers is not None
-        return self._kept.put(query, Stored(len(numbers), numbers), 0)
+            rows: Rows = Training(partition, starts, chosen, values, query.descending)
+        elif values is not None:
+            rows = Sorted(values, numbers, query.descending)
+        else:
+            assert numbers is not None
+            rows = Stored(len(numbers), numbers)
+        return self._kept.put(query, rows, rows.bytes)
 
     def _choose(self, query: Query) -> Selection:
         """Choose the records that meet all conditions, in the background."""
@@ -131,8 +131,7 @@ class Answers:
         epoch: Epoch | None = self._kept.get(key)
         if epoch is None:
             epoch = options.epoch(counts, query.epoch)
-            permuted = 8 * epoch.records if epoch.shuffles_all else 0
-            self._kept.put(key, epoch, 32 * len(counts) + permuted)
+            self._kept.put(key, epoch, epoch_bytes(epoch))
         return options.partition(epoch, rank=query.rank, world_size=query.world_size)
 
     @staticmethod

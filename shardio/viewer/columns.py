@@ -1,7 +1,8 @@
 """Columns of the index of a whole dataset: its scalar fields, sizes of records, hashes of keys.
 
-One walk over the shards reads all columns, since each index is read and checked as a whole. At 10^7
-records a label takes 20 MB, sizes 40 MB and hashes 40 MB.
+One walk over the shards reads all columns, since each index is read and checked as a whole; hashes
+are read by themselves, when a key is looked for. At 10^7 records a label takes 20 MB, sizes 40 MB
+and hashes 40 MB.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import numpy as np
 
 from ..dataset.reader import Reader
 from ..dataset.sequence import EMPTY, shard_column
-from ..errors import OptionError, ShardioError, printable, there_are
+from ..errors import DamageError, OptionError, ShardioError, printable, there_are
 from ..formats.base import Column, Shard
 from ..names import KEY
 from ..units import show_size
 from .kept import Background, Kept
+from .rows import column_bytes
 
 SIZES = "bytes"  # of each record in storage
 HASHES = ""  # of keys; no field has this name
@@ -52,7 +54,7 @@ class Columns:
     def __call__(self, name: str) -> Column:
         """Return a column, (records,), masked where it has no value; reads the index if it must.
 
-        Call it in the background. Raises OptionError.
+        Call it in the background. Raises OptionError; StorageError by URL.
         """
         found: Column | None = self._kept.get(("column", name))
         return self._walk(name) if found is None else found
@@ -60,16 +62,16 @@ class Columns:
     def _walk(self, wanted: str) -> Column:
         """Read all columns that there is room for, the wanted one for sure."""
         reader = self._reader
-        names = [wanted] if wanted != SIZES else []
-        if 8 * reader.records * (len(self._kinds) + 1) <= self._limit:
-            names = [*dict.fromkeys((*names, HASHES, *self._kinds))]
+        names = [wanted]
+        if wanted != HASHES and 8 * reader.records * (len(self._kinds) + 1) <= self._limit:
+            names = [SIZES, *self._kinds]
         elif 8 * reader.records > self._limit:
             raise OptionError(
                 f"a column of {reader.records:,} records takes up to "
                 f"{show_size(8 * reader.records)}, and the view may keep {show_size(self._limit)}: "
                 "allow more memory"
             )
-        gathered = {name: _Gathered(reader.records) for name in (SIZES, *names)}
+        gathered = {name: _Gathered(reader.records) for name in names}
         for number in range(reader.manifest.shards):
             self._background.tell(number, reader.manifest.shards)
             reader.will_open(range(number + 1, min(number + 1 + _AHEAD, reader.manifest.shards)))
@@ -78,7 +80,7 @@ class Columns:
         found: dict[str, Column] = {}
         for name, of_name in gathered.items():
             column = of_name.column(EMPTY[self._kinds[name]] if name in self._kinds else "<u4")
-            self._kept.put(("column", name), column, _bytes(column))
+            self._kept.put(("column", name), column, column_bytes(column))
             found[name] = column
         return found[wanted]
 
@@ -90,6 +92,8 @@ class Columns:
             for name, of_name in gathered.items():
                 of_name.put(start, self._column(shard, name))
         except ShardioError as error:
+            if self._reader.storage.remote and not isinstance(error, DamageError):
+                raise  # a network that fails now is no property of the data
             self.damaged[number] = str(error)
             for of_name in gathered.values():
                 of_name.skip(start, stop)
@@ -145,9 +149,3 @@ def _wider(one: np.dtype[Any], other: np.dtype[Any]) -> np.dtype[Any]:
     found = np.promote_types(one, other)
     floats = "f" in (one.kind, other.kind)  # numpy would make floats of int64 with uint64
     return found if floats or found.kind != "f" else np.dtype(object)
-
-
-def _bytes(column: Column) -> int:
-    mask: Any = getattr(column, "mask", None)
-    size = column.nbytes if column.dtype.kind != "O" else 48 * len(column)
-    return size + (mask.nbytes if isinstance(mask, np.ndarray) else 0)

@@ -12,8 +12,9 @@ import numpy as np
 from ..errors import DecodeError, printable
 from ..formats.sample import Sample, Schema
 from ..images import jpeg_tiles
+from ..images.filetype import image_type
 from ..names import KEY
-from .pictures import Header, read_header
+from .pictures import SHOWABLE, Header, as_file, read_header
 from .results import Box, FieldValue, Tiles
 
 _LONGEST = 20_000  # characters of a value that are shown
@@ -28,23 +29,29 @@ def describe_fields(
     for name, kind in schema.fields:
         if name == KEY:
             continue
-        value, image, mask, size = sample[name], False, False, None
-        if kind == "image" and value is not None:
-            size = len(value)
+        value = sample[name]
+        show, header = "", None
+        file = _file(value, kind)
+        if file is not None:
             try:
-                header = read_header(value, max_pixels)
-                show, image = str(header), True
-                same = main is not None and (header.width, header.height) == (
-                    main.width,
-                    main.height,
-                )
-                mask = name != schema.main_image and header.mode in _MASKS and same
+                header = read_header(file, max_pixels)
+                show = str(header)
             except DecodeError as error:
                 show = str(error)
-        else:
-            show, size = show_value(value), _size(value)
-        found.append(FieldValue(printable(name), kind, show, size, image, mask))
+        if not show or kind == "array":
+            show = show_value(value)
+        same = header and main and (header.width, header.height) == (main.width, main.height)
+        mask = bool(header and same and name != schema.main_image and header.mode in _MASKS)
+        image = header is not None and (mask or kind != "array" or value.ndim == 3)
+        found.append(FieldValue(printable(name), kind, show, _size(value), image, mask))
     return tuple(found)
+
+
+def _file(value: Any, kind: str) -> bytes | None:
+    """Return a value as the bytes of an image file, if it may be one."""
+    if kind not in SHOWABLE or (kind == "bytes" and not image_type(value or b"")):
+        return None
+    return as_file(value)
 
 
 def show_value(value: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..formats.sample import Schema
 from ..images import decode
 from ..images.decode import decode_errors, pil_module, raw_pixels
 from ..images.filetype import image_type
@@ -18,6 +19,7 @@ from .results import Crop, Picture
 
 # What browsers show as it is; all else is made PNG.
 _SHOWN = {"JPEG": "image/jpeg", "PNG": "image/png", "GIF": "image/gif", "WEBP": "image/webp"}
+SHOWABLE = frozenset(("image", "bytes", "array"))  # kinds of fields that may hold an image
 _QUALITY = 85  # of thumbnails
 _IGNORED = 255  # the class number that stands for no class, in masks of 8 bits
 _OPAQUE = 150  # of 255, of a class in an overlay
@@ -35,6 +37,33 @@ class Header(NamedTuple):
     def __str__(self) -> str:
         turned = ", turned by EXIF" if self.turned else ""
         return f"{self.format}, {self.width} x {self.height}, {self.mode}{turned}"
+
+
+def image_fields(schema: Schema) -> tuple[str, ...]:
+    """Return the fields that are shown as images in pages: the main one first.
+
+    Those of kind image; and `image`, where a format of others has pixels or bytes there.
+    """
+    main = schema.main_image
+    first = (main,) if main is not None and dict(schema.fields)[main] in SHOWABLE else ()
+    return tuple(dict.fromkeys((*first, *schema.images)))
+
+
+def as_file(value: Any) -> bytes | None:
+    """Return a value as the bytes of an image file: they themselves, or pixels as PNG; or None.
+
+    Pixels are arrays (H, W, 3), (H, W, 4) of uint8, or (H, W), (H, W, 1) of integers up to 255.
+    """
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, np.ndarray) or not value.size:
+        return None
+    pixels = value[..., 0] if value.ndim == 3 and value.shape[2] == 1 else value
+    if pixels.ndim == 2 and pixels.dtype.kind in "biu" and 0 <= pixels.min() <= pixels.max() < 256:
+        pixels = pixels.astype(np.uint8)
+    elif pixels.ndim != 3 or pixels.shape[2] not in (3, 4) or pixels.dtype != np.uint8:
+        return None
+    return _saved(pil_module().fromarray(np.ascontiguousarray(pixels)), "PNG").data
 
 
 def read_header(data: bytes, max_pixels: int | None) -> Header:

@@ -65,15 +65,16 @@ class Records:
     def _described(self, record: Record, sample: Sample) -> Record:
         """Return a record with what its sample shows."""
         manifest, limit = self._reader.manifest, self._max_pixels
-        main = manifest.schema.main_image
-        data = None if main is None else sample[main]
+        main = next(iter(pictures.image_fields(manifest.schema)), None)
+        data = None if main is None else pictures.as_file(sample[main])
         header, damaged = None, None
         if data is not None:
             try:
                 header = pictures.read_header(data, limit)
             except DecodeError as error:
-                damaged = str(error)
-                self._checks.met(record.number, record.key, record.shard, damaged)
+                if main in manifest.schema.images:  # else nobody said that it is one
+                    damaged = str(error)
+                    self._checks.met(record.number, record.key, record.shard, damaged)
         return replace(
             record,
             key=printable(sample[KEY], 65_535),
@@ -113,26 +114,29 @@ class Records:
                 return pictures.original(data, limit)
             return pictures.thumbnail(data, side, limit)
         except DecodeError as error:
-            card = self._cards.one(number, number)
-            self._checks.met(number, card.key, card.shard, str(error))
+            images = self._reader.manifest.schema.images
+            if field in images or (field is None and images):  # else nobody said that it is one
+                card = self._cards.one(number, number)
+                self._checks.met(number, card.key, card.shard, str(error))
             raise
 
     def _image_bytes(self, number: int, field: str | None) -> bytes:
         schema = self._reader.manifest.schema
-        name = field or schema.main_image
-        if name is None or name not in schema.images:
-            raise OptionError(
-                f"no image field is called {printable(str(name))!r}; {there_are(schema.images)}"
-            )
+        names = pictures.image_fields(schema)
+        name = field or next(iter(names), "")
+        if dict(schema.fields).get(name) not in pictures.SHOWABLE:
+            raise OptionError(f"no image field is called {printable(name)!r}; {there_are(names)}")
         at, inside = self._reader.locate(self._checked(number))
         try:
-            data: bytes | None = self._reader.shard(at).read(inside)[name]
+            value = self._reader.shard(at).read(inside)[name]
         except ShardioError as error:
             shard = printable(self._reader.manifest.shard(at).name)
             self._checks.met(number, None, shard, str(error))
             raise
-        if data is None:
+        if value is None:
             raise KeyError(name)
+        if (data := pictures.as_file(value)) is None:
+            raise DecodeError(f"record {number:,}: {printable(name)} holds no image")
         return data
 
     def crops(

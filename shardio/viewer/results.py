@@ -79,7 +79,7 @@ class Summary:
     classes: tuple[str, ...] | None  # names by label; None: no names
     split: str | None
     splits: tuple[str, ...]  # of the folder above; empty: none
-    images: tuple[str, ...]  # fields of kind image
+    images: tuple[str, ...]  # fields that hold images
     main_image: str | None  # the one that is shown first
     packed: tuple[tuple[str, str], ...]  # options of packing, name and value
 

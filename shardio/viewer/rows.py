@@ -8,7 +8,7 @@ the steps on the page are drawn, by the arithmetic that ShardDataset uses.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from ..order.rng import Int64s
 from ..order.subset import Selection
 
 _MOST = (1 << 64) - 1
+_PART = 1 << 18  # records whose keys are made at once
+_OBJECT = 1_000  # bytes of a small object, about
 
 
 class Rows(Protocol):
@@ -27,6 +29,10 @@ class Rows(Protocol):
     @property
     def total(self) -> int:
         """Return how many positions there are."""
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes that it holds, those of parts which others hold too included."""
 
     def numbers(self, start: int, stop: int) -> Int64s:
         """Return the numbers of the records at positions [start, stop), within the total."""
@@ -38,6 +44,11 @@ class Stored:
 
     total: int
     chosen: Int64s | None = None  # (total,) ascending
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes that it holds."""
+        return _OBJECT + (0 if self.chosen is None else self.chosen.nbytes)
 
     def numbers(self, start: int, stop: int) -> Int64s:
         """Return the numbers at positions [start, stop)."""
@@ -59,8 +70,8 @@ class Sorted:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes that it takes."""
-        return self._keys.nbytes
+        """Return the bytes that it holds."""
+        return _OBJECT + self._keys.nbytes + (0 if self._chosen is None else self._chosen.nbytes)
 
     def numbers(self, start: int, stop: int) -> Int64s:
         """Return the numbers at positions [start, stop)."""
@@ -80,29 +91,45 @@ def order_keys(column: Column, descending: bool) -> Column:
 
     NaN comes behind all numbers, no value behind NaN, in both directions.
     """
-    empty, data = np.ma.getmaskarray(column), np.ma.getdata(column)
-    last = empty
+    data = np.ma.getdata(column)
+    mask: Any = np.ma.getmask(column)
+    masked = mask is not np.ma.nomask
     if data.dtype.kind == "O":  # integers that fit no type: by rank
         data = np.unique(data, return_inverse=True)[1]
-    elif data.dtype.kind == "f":
-        last = empty | np.isnan(data)
+    # In parts, since temporaries of the whole cost more than the arithmetic: page faults.
+    parts = [slice(at, at + _PART) for at in range(0, len(data), _PART)]
+    ends = []
+    for part in parts:
+        values, last, empty = _unsigned(data[part], mask[part] if masked else None)
+        some = values[~last] if last is not None else values
+        ends += [int(some.min()), int(some.max())] if len(some) else []
+    low, high = min(ends, default=0), max(ends, default=0)
+    keys: Column = np.empty(len(data), np.uint32 if high - low + 2 < 1 << 32 else np.uint64)
+    for part in parts:
+        values, last, empty = _unsigned(data[part], mask[part] if masked else None)
+        end = values.dtype.type(high if descending else low)
+        keys[part] = end - values if descending else values - end
+        if last is not None:
+            keys[part][last] = min(high - low + 1, _MOST)
+        if empty is not None:
+            keys[part][empty] = min(high - low + 2, _MOST)
+    return keys
+
+
+def _unsigned(data: Column, empty: Column | None) -> tuple[Column, Column | None, Column | None]:
+    """Return unsigned integers in the order of the values; which have no place among them, or None.
+
+    empty: marks those without a value, or None; it is returned, too.
+    """
+    if data.dtype.kind == "f":
         wide = data.dtype.itemsize == 8
         bits = data.view(np.uint64 if wide else np.uint32)
         top = bits.dtype.type(1 << (63 if wide else 31))
-        data = np.where(data < 0, np.invert(bits), np.bitwise_or(bits, top))
-    elif data.dtype.kind == "b":
-        data = data.view(np.uint8)
-    some = data[~last] if last.any() else data
-    low, high = (int(some.min()), int(some.max())) if len(some) else (0, 0)
-    span = high - low
-    if data.dtype.kind == "i":  # differences are right modulo 2^64
-        data, low, high = data.astype(np.int64).view(np.uint64), low & _MOST, high & _MOST
-    end = data.dtype.type(high if descending else low)
-    dtype = np.uint32 if span + 2 < 1 << 32 else np.uint64
-    keys: Column = (end - data if descending else data - end).astype(dtype)
-    keys[last] = min(span + 1, _MOST)
-    keys[empty] = min(span + 2, _MOST)
-    return keys
+        last = np.isnan(data) if empty is None else np.isnan(data) | empty
+        return np.where(data < 0, np.invert(bits), np.bitwise_or(bits, top)), last, empty
+    if data.dtype.kind == "i":
+        data = data.astype(np.int64).view(np.uint64) ^ np.uint64(1 << 63)
+    return data.view(np.uint8) if data.dtype.kind == "b" else data, empty, empty
 
 
 @dataclass(frozen=True)
@@ -126,6 +153,13 @@ class Training:
         steps, records = self.partition.steps, self.partition.epoch.records
         whole = self.partition.tail == "pad" and self.partition.world_size == 1
         return records if whole else steps * self.batch_size
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes that it holds."""
+        values = 0 if self.values is None else column_bytes(self.values)
+        chosen = 0 if self.selection is None else self.selection.numbers.nbytes
+        return epoch_bytes(self.partition.epoch) + values + chosen
 
     def step(self, number: int) -> tuple[Int64s, int]:
         """Return the numbers of the records of a step, and how many of them are no repeats."""
@@ -157,6 +191,19 @@ class Training:
     def numbers(self, start: int, stop: int) -> Int64s:
         """Return the numbers at positions [start, stop)."""
         return self.rows(start, stop)[0]
+
+
+def epoch_bytes(epoch: Epoch) -> int:
+    """Return the bytes that an epoch holds, once something of it was drawn."""
+    permutation = 8 * epoch.records if epoch.shuffles_all else 0
+    return _OBJECT + 32 * len(epoch.shard_records) + permutation
+
+
+def column_bytes(column: Column) -> int:
+    """Return the bytes of a column, and of its mask."""
+    mask: Any = getattr(column, "mask", None)
+    size = column.nbytes if column.dtype.kind != "O" else 48 * len(column)
+    return size + (mask.nbytes if isinstance(mask, np.ndarray) else 0)
 
 
 def _drawn(epoch: Epoch, span: int, first: int, count: int) -> Int64s:

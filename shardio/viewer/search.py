@@ -21,9 +21,11 @@ from ..errors import ShardioError
 from ..formats.base import Shard
 from ..names import KEY, key_bytes
 from ..order.rng import Int64s
-from .rows import Rows
+from .rows import Rows, Sorted
 
 CHUNK = 1024  # records between two looks at the clock
+_REMOTE = 256  # the same, of an object store: the requests that are made at once
+_SELECTED = 1 << 16  # of a sorted order, of which each part takes a pass over all records
 _SCATTERED = 64  # the same, of records that are read one by one
 _SMALL = 4096  # bytes of a mean record up to which a scan costs less than reading the heads alone
 
@@ -53,8 +55,9 @@ def search(
     wanted = key_bytes(text).lower()
     end, positions, unread, at = time.monotonic() + budget_s, list[int](), 0, start
     small = reader.mean_bytes <= _SMALL
+    chunk = _SELECTED if isinstance(rows, Sorted) else _REMOTE if pool is not None else CHUNK
     while at < rows.total and len(positions) < count:
-        numbers = rows.numbers(at, min(at + CHUNK, rows.total))
+        numbers = rows.numbers(at, min(at + chunk, rows.total))
         together = bool(len(numbers) > 1 and (np.diff(numbers) == 1).all())
         for part in np.array_split(numbers, 1 if together else -(-len(numbers) // _SCATTERED)):
             for key in _keys(reader, part, together, small, pool):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from types import TracebackType
 
@@ -26,6 +26,7 @@ from .cards import Cards
 from .checks import Checks
 from .columns import HASHES, Columns
 from .kept import Background, Kept, PendingError
+from .pictures import image_fields
 from .records import Records
 from .results import (
     Batch,
@@ -130,6 +131,7 @@ class View(Records):
     def summary(self) -> Summary:
         """Return what the manifest says, at once."""
         manifest = self._reader.manifest
+        images = tuple(map(printable, image_fields(manifest.schema)))
         url = printable(without_secrets(self._reader.index.url), 4096)
         return Summary(
             name=url.rstrip("/").rpartition("/")[2] or url,
@@ -148,8 +150,8 @@ class View(Records):
             classes=None if manifest.classes is None else tuple(map(printable, manifest.classes)),
             split=self._split,
             splits=self._splits,
-            images=tuple(map(printable, manifest.schema.images)),
-            main_image=manifest.schema.main_image,
+            images=images,
+            main_image=next(iter(images), None),
             packed=tuple(
                 (printable(name), printable(value if isinstance(value, str) else json.dumps(value)))
                 for name, value in manifest.options.items()
@@ -316,13 +318,11 @@ class View(Records):
         try:
             selection = self._answers.chosen(query, wait_s)
             numbers = None if selection is None else selection.numbers
-            return self._background(
-                key, lambda: self._kept.put(key, self._count(numbers), 0), wait_s
-            )
+            return self._background(key, lambda: self._count(key, numbers), wait_s)
         except PendingError as pending:
             return Histograms(self._reader.records, (), (), note=f"{pending}", pending=pending.part)
 
-    def _count(self, numbers: Int64s | None) -> Histograms:
+    def _count(self, key: Hashable, numbers: Int64s | None) -> Histograms:
         """Make histograms of these records, in the background."""
         classes: tuple[ClassCount, ...] = ()
         bins = []
@@ -336,7 +336,8 @@ class View(Records):
             elif (found := histogram.bin_numbers(name, column)) is not None:
                 bins.append(found)
         records = self._reader.records if numbers is None else len(numbers)
-        return Histograms(records, classes, tuple(bins), self._unread())
+        counted = Histograms(records, classes, tuple(bins), self._unread())
+        return self._kept.put(key, counted, 200 * len(classes) + 4_000 * len(bins) + 1_000)
 
     def damaged(self) -> tuple[Damaged, ...]:
         """Return the damaged records that this view has met so far, by number."""

@@ -506,18 +506,6 @@ def test_unpack_and_diff(source: Path, out: Path, tmp_path: Path) -> None:
     assert content(tmp_path / "back") == content(source)
 
 
-def test_progress_is_shown_on_a_terminal_only(source: Path, tmp_path: Path) -> None:
-    code, seen = on_a_terminal("pack", source, tmp_path / "out", "--jobs", "2")
-    assert code == 0
-    assert "packing:" in seen
-    assert "24 files" in seen
-    code, seen = on_a_terminal("pack", source, tmp_path / "quiet", "--quiet")
-    assert (code, seen) == (0, "")
-    code, seen = on_a_terminal("verify", tmp_path / "out", "--json")
-    assert json.loads(seen)["damages"] == []
-    assert shardio("pack", source, tmp_path / "pipe").stderr == ""
-
-
 def test_cat_does_not_pour_images_over_a_terminal(out: Path) -> None:
     code, seen = on_a_terminal("cat", out, "0")
     assert code == 2

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.trees import picture, plant, shardio
+from support.trees import ROOT, picture, plant, shardio
 
 from shardio.cli import parser
 from shardio.cli.command import GROUPS
@@ -36,6 +36,12 @@ def test_options_are_shown_in_groups_of_the_same_names_and_order(
     order = ["Arguments", *GROUPS, "Examples", "Exit codes"]
     assert shown == [title for title in order if title in shown]
     assert {"Output", "Examples", "Exit codes"} <= set(shown)
+
+
+def test_the_docs_name_the_groups_in_their_order() -> None:
+    head = (ROOT / "docs" / "cli.md").read_text().partition("\n## ")[0]
+    table = head.partition("| group | options |\n")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| (\w.*?) \|", table, re.M) == [*GROUPS]
 
 
 def test_an_option_is_in_one_group() -> None:

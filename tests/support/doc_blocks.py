@@ -6,6 +6,7 @@
     text       directly below a Python block: what that block prints. If the block ends with an
                error, the last line is `ErrorClass: message`. Elsewhere: an illustration.
     (none)     console if a line begins with `$ `, else text.
+    {...}      a directive of the site, such as its table of contents: not looked at.
 
 `print(...)  # words` prints exactly these words. In all that is shown `...` stands for any text,
 and amounts that differ between machines (seconds, bytes, rates, hashes of files) are not compared.
@@ -75,7 +76,7 @@ class Page:
 
 
 def blocks(name: str) -> list[Block]:
-    """Return the blocks of a page."""
+    """Return the blocks of a page, without its directives."""
     text = (ROOT / name).read_text()
     found, end = [], 0
     for one in FENCE.finditer(text):
@@ -85,7 +86,7 @@ def blocks(name: str) -> list[Block]:
         line = text.count("\n", 0, one.start(3)) + 1
         found.append(Block(name, line, kind, body, bool(found) and not between.strip()))
     assert 2 * len(found) == len(re.findall(r"^ *```", text, re.M)), f"{name}: an open block"
-    return found
+    return [one for one in found if not one.kind.startswith("{")]
 
 
 def run(page: Page, folder: Path) -> None:

@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # A room imports only from rooms that are left of it, wherever in a file the import stands: lazy
 # imports and those for type checkers count. Rooms without "<" between them do not know each other.
 LAW = """
-errors names stack _version < units native machine < storage order < images < formats < dataset
-dataset < packing ; dataset < loader < tuning ; dataset < viewer
+errors names stack _version < units native machine notebook < storage order < images
+images < formats < dataset < packing ; dataset < loader < tuning ; dataset < viewer
 packing tuning viewer < cli < __main__
 """
 

@@ -1,5 +1,6 @@
 """The site builds without a warning, has every public name, and loads nothing from outside."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -51,6 +52,16 @@ def test_every_public_name_has_an_entry(site: Path) -> None:
     entries = re.findall(r"^shardio\.(\S+) py:", zlib.decompress(inventory).decode(), re.M)
     public = {name for name in dir(shardio) if not name.startswith("_")}
     assert public - set(entries) == set()
+
+
+def test_options_of_docstrings_are_lists(site: Path) -> None:
+    page = (site / "api" / "train.html").read_text()
+    entry = page.partition('id="shardio.ShardDataset"')[2].partition('id="shardio.ShardDataset.')[0]
+    terms = " ".join(re.findall(r"<dt>(.*?)</dt>", entry))
+    listed = set(re.findall(r'<span class="pre">(\w+)</span>', terms))
+    assert listed == set(inspect.signature(shardio.ShardDataset).parameters)
+    raised = set(re.findall(r'href="errors.html#shardio\.(\w+)"', entry))
+    assert {"DamageError", "OptionError", "StateError"} <= raised
 
 
 def test_every_page_is_on_the_site_and_nothing_is_loaded_from_outside(site: Path) -> None:

@@ -18,7 +18,8 @@ from support.trees import environment, shardio, shardio_json
 
 from shardio.errors import DependencyError, OptionError
 from shardio.tuning import plot
-from shardio.tuning.tune import Tuning, recommend
+from shardio.tuning.tune import recommend
+from shardio.tuning.tune_result import Tuning
 
 pytest.importorskip("matplotlib", reason="NOT RUN: pictures need shardio-torch[plot]")
 

@@ -36,7 +36,8 @@ from shardio.tuning.simulate import (
     uniform_mixture,
     virtual_positions,
 )
-from shardio.tuning.tune import Row, Tuning, labels_of, recommend, tune, units_to_try
+from shardio.tuning.tune import labels_of, recommend, tune, units_to_try
+from shardio.tuning.tune_result import Row, Tuning
 
 SHARDS = np.array([900] * 12 + [0, 600, 600])  # 12,000 records
 ALIGNED = np.array([750] * 16)  # as many, one shard for each span
@@ -353,8 +354,8 @@ def test_all_is_uniform_within_noise(shuffled: Tuning, ordered: Tuning) -> None:
 def test_a_true_permutation_is_good_enough_whatever_its_noise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shardio.tuning.tune.TOLERATED", 0.0)
-    monkeypatch.setattr("shardio.tuning.tune.SIGMAS", 0.0)
+    monkeypatch.setattr("shardio.tuning.tune_result.TOLERATED", 0.0)
+    monkeypatch.setattr("shardio.tuning.tune_result.SIGMAS", 0.0)
     monkeypatch.setattr("shardio.tuning.tune.AGAIN", 0.0)
     found = recommend(SHARDS, ORDERED, **OPTIONS)
     assert found.band[0] == found.band[1]

@@ -190,6 +190,29 @@ def test_images_that_no_browser_shows_become_png(tmp_path: Path) -> None:
         assert len(view.page().cards) == 5
 
 
+def test_pixels_in_arrays_and_images_in_bytes_are_shown(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).integers(0, 256, (6, 9, 3), np.uint8)
+    ids = np.arange(54).reshape(6, 9) % 4
+    kinds = {"image": "array", "mask": "array", "file": "bytes", "other": "array"}
+    first = {"image": array, "mask": ids, "file": jpeg(0), "other": np.zeros((2, 2))}
+    second = {"image": np.zeros(3), "file": b"text"}
+    with open_view(write(tmp_path / "out", kinds, first, second)) as view:
+        summary = view.summary()
+        assert (summary.images, summary.main_image) == (("image",), "image")
+        record = view.record(0)
+        assert (record.width, record.height) == (9, 6)
+        assert {one.name: (one.image, one.mask) for one in record.fields} == {
+            "image": (True, False), "mask": (True, True), "file": (True, False),
+            "other": (False, False),
+        }  # fmt: skip
+        assert (pixels(view.image(0).data) == array).all()
+        assert pixels(view.image(0, "mask", overlay=True).data).shape == (6, 9, 4)
+        assert view.image(0, "file").data == jpeg(0)
+        assert view.record(1).damaged is None and fields(view.record(1))["file"] == "text"
+        with pytest.raises(DecodeError, match="holds no image"):
+            view.image(1)
+
+
 def test_sizes_are_those_of_the_upright_image(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6

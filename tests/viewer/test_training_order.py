@@ -160,6 +160,7 @@ def test_crops_are_those_that_training_gets(packed: Packed) -> None:
                     picture = view.crop_image(number, epoch, size=32, seed=5, **options)
                     found = np.array(Image.open(io.BytesIO(picture.data)))
                     assert (found == image.transpose(1, 2, 0)).all()
+        assert not any(crop.flip for n in range(11) for crop in view.crops(n, size=32))
         first, second = view.crops(3, (0, 7), size=32, seed=5, **options)
         assert first != second
         whole = Image.open(io.BytesIO(view.image(3).data))
