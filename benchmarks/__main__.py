@@ -41,6 +41,7 @@ NAMES = (
     "meter",
     "gpu",
     "tutorial",
+    "coming_from",
 )  # the most important first
 PARTS = {"compare": compare.PARTS, "cold": cold.PARTS, "remote": remote.PARTS}  # of --only
 AGAINST = "against"  # takes a commit, and is not among `all`

@@ -84,6 +84,7 @@ NAMES = (
         "meter",
         "gpu",
         "tutorial",
+        "coming_from",
     ),
 )
 
