@@ -34,6 +34,8 @@ from shardio.formats import manifest
 from shardio.names import KEY, key_text
 from shardio.packing.index import index
 from shardio.storage.location import locate
+from shardio.viewer.results import Query
+from shardio.viewer.view import open_view
 
 COUNTS = (90, 90, 61)  # of the shards; the first two have files of one size
 N = sum(COUNTS)
@@ -537,6 +539,30 @@ def test_records_are_chosen_by_label(made: Made) -> None:
 
 
 # --- commands -----------------------------------------------------------------------------------
+
+
+def test_the_view_shows_it(made: Made) -> None:
+    with open_view(made.folder) as view:
+        summary = view.summary()
+        assert (summary.records, summary.format) == (N, made.format)
+        assert [card.key for card in view.page(count=N).cards] == made.keys
+        cats = view.page(Query(label=0, sort="bytes"), count=N, wait_s=None)
+        assert sorted(card.number for card in cats.cards) == [
+            number for number, sample in enumerate(made.samples) if sample["label"] == 0
+        ]
+        search = view.page(Query(search=made.keys[100]), search_s=60.0)
+        assert [card.number for card in search.cards] == [100] == [view.find(made.keys[100])]
+        assert [one.count for one in view.histograms(wait_s=None).classes] == [
+            sum(sample["label"] == label for sample in made.samples) for label in range(3)
+        ]
+        given = {"seed": 3, "shuffle_buffer": 40, "spans": 5, "unit": 2, "batch_size": 8}
+        trained = view.page(Query(order="training", epoch=1, **given), count=N)
+        assert [card.number for card in trained.cards] == made.law(1)[1]
+        record = view.record(7)
+        assert record.damaged is None and (record.checksum is None or record.checksum.ok)
+        assert (record.width, record.height) == (24, 16)
+        assert view.image(7).data == made.samples[7]["image"]
+        assert view.check(budget_s=60.0).next is None and not view.damaged()
 
 
 def test_every_command_takes_it(made: Made, tmp_path: Path, capfdbinary: Any) -> None:
