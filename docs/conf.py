@@ -41,4 +41,3 @@ nitpicky = True
 # Types in signatures: the site is built offline, without the inventories of Python, torch and
 # numpy, and our own types that no user constructs have no entry. Names in the text are checked.
 nitpick_ignore_regex = [("py:class", ".*")]
-suppress_warnings = ["toc.not_readable"]  # pages of the index that are not there yet
