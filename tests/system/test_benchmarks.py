@@ -85,6 +85,7 @@ NAMES = (
         "view",
         "gpu",
         "tutorial",
+        "coming_from",
     ),
 )
 
