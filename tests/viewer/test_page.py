@@ -227,7 +227,7 @@ def test_one_sees_how_well_a_buffer_mixes(opened: Open, colors: Path) -> None:
     bars = page.locator(".mixing svg").first.locator("path").count()
     assert bars == len(CLASSES)
     page.goto(page.url.replace("shuffle_buffer=all", "shuffle=0"))
-    assert settled(page).locator(".mix p").inner_text().startswith("1 classes in this batch")
+    assert settled(page).locator(".mix p").inner_text().startswith("1 class in this batch")
 
 
 def test_records_are_filtered_searched_and_sorted(opened: Open, colors: Path) -> None:
