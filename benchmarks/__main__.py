@@ -42,6 +42,7 @@ NAMES = (
     "view",
     "gpu",
     "tutorial",
+    "coming_from",
 )  # the most important first
 PARTS = {"compare": compare.PARTS, "cold": cold.PARTS, "remote": remote.PARTS}  # of --only
 AGAINST = "against"  # takes a commit, and is not among `all`

@@ -17,10 +17,12 @@ from .foreign.base import ForeignFile, ForeignShard
 from .foreign.caffe_writer import Caffe
 from .foreign.imagefolder import ImageFolderShard, ImageRun
 from .foreign.imagefolder_writer import ImageFolder
+from .foreign.litdata import LitDataFile
 from .foreign.lmdb import LmdbFile
 from .foreign.mds import MdsFile
 from .foreign.mds_writer import Mds
 from .foreign.parquet import ParquetFile
+from .foreign.parquet_writer import HubParquet
 from .foreign.recordio import RecordIOFile
 from .foreign.recordio_writer import RecordIO
 from .foreign.row_groups import GroupedFile, GroupedShard
@@ -102,8 +104,11 @@ FOREIGN = {
     "lmdb-foreign": ForeignFormat(
         LmdbFile, r"(?i)(^|/)(?!lock\.mdb\Z)[^/]+\.(mdb|lmdb)\Z", Caffe, "lmdb-caffe"
     ),
-    "parquet": ForeignFormat(ParquetFile, r"(?i)\.(parquet|pq|parq)\Z", shard=GroupedShard),
+    "parquet": ForeignFormat(
+        ParquetFile, r"(?i)\.(parquet|pq|parq)\Z", HubParquet, shard=GroupedShard
+    ),
     "arrow": ForeignFormat(ArrowFile, r"(?i)\.arrow\Z", shard=GroupedShard),
+    "litdata": ForeignFormat(LitDataFile, r"(^|/)chunk-\d+-\d+(\.zstd(:\d+)?)?\.bin\Z"),
     "imagefolder": ForeignFormat(  # where no other format has a file
         ImageRun, r"(?!)", ImageFolder, shard=ImageFolderShard
     ),

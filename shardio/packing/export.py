@@ -107,7 +107,7 @@ def export(
     """Write a dataset, or all its splits, in another format into a directory.
 
     path        of the dataset, or its URL
-    format      webdataset, tfrecord, recordio, mds, lmdb-caffe or imagefolder
+    format      webdataset, tfrecord, recordio, mds, lmdb-caffe, parquet or imagefolder
     fields      only these, or {name: what it is called there, or None}; default: all fields
     shard_size  bytes of a file, or like "256MiB"; default: what is usual in the format
     keys        "own", or "number": records are named by their numbers
@@ -145,13 +145,13 @@ def export(
         if not kind.shards:
             raise OptionError(f"shard_size: {format} has no shards; leave it out")
         shard_size = check_size("shard_size", shard_size)
-    datasets = _opened(locate(path, options), target, options)
+    datasets = _opened(locate(path, options), target, options, kind)
     chosen = {name: _fields(one.manifest, fields, kind, format) for name, one in datasets.items()}
     by_number = keys == "number"
     request = _Request(target, format, kind, datasets, chosen, shard_size, by_number, progress)
     what, before = request.seal(), receipt.load(target)
     if overwrite and kind.ours is not None:
-        _refuse_others(target, datasets, kind.ours, before)
+        _refuse_others(target, _places(kind, datasets), kind.ours, before)
     if share.chosen is None:
         if executor is not None:
             call: dict[str, Any] = {"format": format, "fields": fields, "keys": keys}
@@ -180,6 +180,7 @@ def _export(request: _Request, what: str, before: Receipt, overwrite: bool, part
                 _join_parts(request, what, parts, staging.path, done)
             else:
                 _write(request, staging.path, done, PartOptions())
+            kind.describe(staging.path)
             written = _files(staging.path)
             done.files, done.bytes = len(written), sum(written.values())
             listed = written if kind.ours is not None or resumed else ()
@@ -231,7 +232,15 @@ class _Request:
         return seal.hexdigest()[:32]
 
 
-def _opened(source: Location, target: str, options: Storage) -> dict[str, ShardSequence]:
+def _places(kind: type[Target], splits: Iterable[str]) -> set[str]:
+    """Return the folders that an export writes into, below its directory."""
+    places = set(map(kind.place, splits))
+    return places | {""} if kind.place("") else places  # then a file at the top describes them
+
+
+def _opened(
+    source: Location, target: str, options: Storage, kind: type[Target]
+) -> dict[str, ShardSequence]:
     """Open all splits of a dataset. Raises OptionError where it lies in the target itself."""
     indexes = manifest.datasets_in(source)
     datasets = {name: sequence.stored_in(index, options) for name, index in indexes.items()}
@@ -241,7 +250,8 @@ def _opened(source: Location, target: str, options: Storage) -> dict[str, ShardS
         if isinstance(data, LocalDirectory):
             names = dataset.manifest.names or ("",)
             own |= {os.path.join(data.root, file_name(os.path.dirname(one))) for one in names}
-    into = {os.path.realpath(manifest.split_folder(target, name)) for name in ("", *indexes)}
+    places = {"", *indexes, *_places(kind, indexes)}
+    into = {os.path.realpath(manifest.split_folder(target, name)) for name in places}
     if into & set(map(os.path.realpath, own)):
         raise OptionError(f"{printable(target)}: the dataset is there itself; choose another one")
     return datasets
@@ -252,14 +262,23 @@ def _write(request: _Request, path: str, done: Exported, share: PartOptions) -> 
     rows = {split: share.shards_of(len(one)) for split, one in request.datasets.items()}
     total = sum(map(len, rows.values()))
     for split, dataset in request.datasets.items():
-        folder = manifest.split_folder(path, split)
+        folder = manifest.split_folder(path, request.kind.place(split))
         local.make_directory(folder)
         shown, key = request.chosen[split]
         # By URL each key would be a request; a failed export leaves nothing, whenever it fails.
         unknown = request.numbered or dataset.reader.storage.remote
         keys = list if unknown else dataset.stored_keys
         target = request.kind(
-            Plan(folder, dataset.manifest, shown, key, request.shard_size, keys, request.learned)
+            Plan(
+                folder,
+                dataset.manifest,
+                shown,
+                key,
+                request.shard_size,
+                keys,
+                request.learned,
+                split,
+            )
         )
         own = rows[split]
         with contextlib.closing(target):
@@ -364,9 +383,10 @@ def _join_parts(request: _Request, what: str, parts: int, path: str, done: Expor
         assert one is not None
         _add(done, one)
     for split in request.datasets:
-        into = manifest.split_folder(path, split)
+        place = request.kind.place(split)
+        into = manifest.split_folder(path, place)
         local.make_directory(into)
-        request.kind.join([manifest.split_folder(one, split) for one in folders], into)
+        request.kind.join([manifest.split_folder(one, place) for one in folders], into, split)
         local.sync_directory(into)
 
 
@@ -387,7 +407,7 @@ def _notes(request: _Request, written: Mapping[str, int], overwrite: bool) -> It
     """Say what is not as it was, and what lies beside the files that were written."""
     target = request.target
     named = any(one.manifest.classes for one in request.datasets.values())
-    if request.format != "imagefolder" and named:
+    if not request.kind.keeps_classes and named:
         yield "names of classes are not kept: the format has no place for them"
     if os.path.lexists(os.path.join(target, manifest.MANIFEST)):
         yield (

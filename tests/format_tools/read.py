@@ -6,6 +6,7 @@
     mds          by mosaicml-streaming, which compares each shard's hash
     tfrecord     by the package tfrecord through the .idx; checksums by the package crc32c
     lmdb-caffe   by lmdb, and Caffe's Datum by protobuf
+    parquet      by datasets: the features of each split, then its rows
 
     read.py versions: what all of them are
 
@@ -14,6 +15,7 @@ Bytes are {"bytes": hex}, arrays {"array": [dtype, list]}. Runs in tests/format_
 
 import glob
 import json
+import os
 import struct
 import sys
 import tempfile
@@ -120,7 +122,32 @@ def lmdb_caffe(folder: str) -> list[dict[str, Any]]:
     return found
 
 
+def parquet(folder: str) -> list[dict[str, Any]]:
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import datasets
+
+    datasets.disable_progress_bars()
+    found = []
+    with tempfile.TemporaryDirectory() as cache:
+        splits = datasets.load_dataset(folder, cache_dir=cache)
+        for split, rows in splits.items():
+            found.append({"split": split, "features": rows.features.to_dict()})
+            bare = rows
+            for name, feature in rows.features.items():
+                if isinstance(feature, datasets.Image):
+                    bare = bare.cast_column(name, datasets.Image(decode=False))
+            for row, stored in zip(rows, bare, strict=True):
+                for name, value in row.items():
+                    if hasattr(value, "getpixel"):  # an image that was decoded
+                        stored[name]["size"] = list(value.size)
+                found.append(stored)
+    return found
+
+
 def versions() -> None:
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import datasets  # noqa: F401
+    import litdata  # noqa: F401
     import webdataset  # noqa: F401
 
     sys.meta_path.insert(0, StandIns())
@@ -128,6 +155,7 @@ def versions() -> None:
     import tfrecord.reader  # noqa: F401
 
     names = ("webdataset", "mosaicml-streaming", "tfrecord", "lmdb", "protobuf")
+    names += ("datasets", "litdata")
     print("setup-formats: done:", ", ".join(f"{name} {version(name)}" for name in names))
 
 
@@ -148,6 +176,7 @@ if __name__ == "__main__":
             "mds": mds,
             "tfrecord": tfrecord,
             "lmdb-caffe": lmdb_caffe,
+            "parquet": parquet,
         }
         pairs = zip(sys.argv[1::2], sys.argv[2::2], strict=True)
         print(json.dumps([read[name](folder) for name, folder in pairs], default=plain))

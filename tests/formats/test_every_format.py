@@ -7,6 +7,7 @@ import errno
 import json
 import pickle
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -153,6 +154,29 @@ def arrow(folder: Path) -> None:
         path.unlink()
 
 
+def litdata(folder: Path) -> None:
+    """As litdata.optimize writes them."""
+    leaf = {"type": None, "context": None, "children_spec": []}
+    context = json.dumps([KEY, "image", "label", "caption"])
+    top = {"type": "builtins.dict", "context": context, "children_spec": [leaf] * 4}
+    formats = {"data_format": ["bytes", "jpeg", "int", "str"], "data_spec": json.dumps([1, top])}
+    chunks, start = [], 0
+    for part, count in enumerate(COUNTS):
+        items = []
+        for one in map(packed, range(start, start + count)):
+            label = struct.pack("<q", one["label"])
+            leaves = (one[KEY], one["image"], label, one["caption"].encode())
+            items.append(struct.pack("<4I", *map(len, leaves)) + b"".join(leaves))
+        ends = np.cumsum([4 + 4 * (count + 1), *map(len, items)]).tolist()
+        data = struct.pack(f"<{count + 2}I", count, *ends) + b"".join(items)
+        name = f"chunk-0-{part}.bin"
+        (folder / name).write_bytes(data)
+        chunks.append({"filename": name, "chunk_size": count, "chunk_bytes": len(data)})
+        start += count
+    text = json.dumps({"chunks": chunks, "config": formats | {"compression": None}})
+    (folder / "index.json").write_text(text)
+
+
 def image_folder(folder: Path) -> None:
     for number in range(N):
         path = folder / CLASSES[number % 3] / f"{number:06d}.jpg"
@@ -236,6 +260,7 @@ FORMATS: dict[str, Format] = {
         {},
         unseen=True,
     ),
+    "litdata": Format(litdata, packed, {}, unseen=True),
     "imagefolder": Format(
         image_folder,
         lambda number: folder_packed()[number],

@@ -385,7 +385,7 @@ def samples(folder: Path) -> list[dict[str, Any]]:
     return [{name: one[name] for name in one.keys() - own} for one in found]
 
 
-@pytest.mark.parametrize("format", ["webdataset", "tfrecord", "recordio", "mds"])
+@pytest.mark.parametrize("format", ["webdataset", "tfrecord", "recordio", "mds", "parquet"])
 def test_parts_of_an_export_have_all_records_in_order(
     out: Path, tmp_path: Path, format: str
 ) -> None:

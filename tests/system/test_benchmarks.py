@@ -85,6 +85,7 @@ NAMES = (
         "view",
         "gpu",
         "tutorial",
+        "coming_from",
     ),
 )
 
@@ -688,6 +689,16 @@ def test_the_chart_has_every_row_best_first(
     assert [colour for _, colour in bars] == [
         *(of["RIVAL"], of["OURS"], of["BARE"], of["BARE"], of["OURS"])
     ]
+
+
+def test_view_times_every_page(tmp_path: Path) -> None:
+    out = tmp_path / "view.json"
+    done = benchmarks("view", "--quick", "--out", str(out), "--scratch", str(tmp_path / "scratch"))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    rows = {row["name"]: row for row in found["tables"][0]["rows"]}
+    assert {"first page, 100 cards", "sort by a column of floats", "histograms"} < set(rows)
+    assert all(row["memory_mb"]["median"] > 10 for row in rows.values())
 
 
 def test_parts_that_were_measured_by_themselves_are_reported_after_the_whole(

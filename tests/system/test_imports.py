@@ -59,7 +59,7 @@ DOORS = {  # what only these modules import
     "lmdb": {"formats.foreign.caffe_writer"},
     "matplotlib": {"tuning.plot", "cli.poster"},
     "google_crc32c": {"formats.foreign.tfrecord"},
-    "zstandard": {"formats.foreign.mds"},
+    "zstandard": {"formats.foreign.inflate"},
     "pyarrow": {"formats.foreign.arrow_columns"},
     "ray": {"packing.ray_executor"},
 }

@@ -4,6 +4,7 @@ Here on 500 images whose class is their colour. On the real CIFAR-10 it is a slo
 """
 
 import functools
+import json
 import pickle
 import re
 import shutil
@@ -23,6 +24,7 @@ from support.trees import ROOT, environment
 
 import shardio
 from benchmarks import tutorial
+from benchmarks.harness import RESULTS
 
 PAGE = "docs/tutorial.md"
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog"]
@@ -34,7 +36,7 @@ SMALLER = (
     ("50,000", "500"),
     ("50000", "500"),
     ("17 shards", "1 shard"),
-    ("shards    17 of ...", "shards    1 of ..."),
+    ("shards    17 ...", "shards    1 ..."),
     ("391 a rank, batches of 128, the last of 80", "4 a rank, batches of 128, the last of 116"),
     ("5000 images", "50 images"),
     ("step % 100", "step % 1"),
@@ -142,6 +144,22 @@ def test_the_python_version_becomes_the_same_folder(
         name, _, number = sample["__key__"].removesuffix(".png").partition("/")
         assert name == CLASSES[sample["label"]] == CLASSES[int(number) % 10]
         assert np.array_equal(sample["image"], pixels()[int(number)])
+
+
+def test_the_page_states_what_was_measured() -> None:
+    stored = json.loads((RESULTS / "tutorial.json").read_text())
+    assert all(target["met"] for target in stored["targets"])
+    packed, trained = stored["tables"][0]["rows"]
+    right, used = trained["accuracy"], trained["cpu_s"]
+    epochs, validated = stored["data"]["epochs"], stored["data"]["validated"]
+    for line in (
+        f"| right after {epochs} epochs, of {validated:,} images that were not trained on "
+        f"| {right['median']:.1f}% | {right['min']:.1f}-{right['max']:.1f}% |",
+        f"| CPU time of packing | {packed['cpu_s']['median']:.1f} s | |",
+        f"| CPU time of training | {used['median']:.0f} s "
+        f"| {used['min']:.0f}-{used['max']:.0f} s |",
+    ):
+        assert line in (ROOT / PAGE).read_text()
 
 
 @pytest.mark.slow

@@ -249,7 +249,7 @@ def test_grouped_files_are_one_record_with_their_fields(tmp_path: Path) -> None:
         assert sorted(text for one in shown for text in one.values() if "text" in text) == [
             "text of a", "text of b"
         ]  # fmt: skip
-        assert view.page(Query(search="a")).cards
+        assert view.page(Query(search="a"), search_s=60.0).cards
 
 
 def test_a_checksum_of_foreign_records_is_that_of_their_bytes(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_a_search_walks_in_training_order(packed: Packed) -> None:
     folder = packed(COUNTS)
     rows = [number for batch in trained(folder, 0, batch_size=16) for number in batch]
     with open_view(folder) as view:
-        page = view.page(Query(order="training", batch_size=16, search="7.jpg"))
+        page = view.page(Query(order="training", batch_size=16, search="7.jpg"), search_s=60.0)
     assert [card.number for card in page.cards] == [n for n in rows if n % 10 == 7]
     assert all(rows[card.position] == card.number for card in page.cards)
 

@@ -71,7 +71,7 @@ def numbers(page: Page) -> list[int]:
 
 
 def ask(view: View, start: int = 0, count: int = 1000, **query: Any) -> Page:
-    return view.page(Query(**query), start, count, wait_s=None)
+    return view.page(Query(**query), start, count, wait_s=None, search_s=60.0)
 
 
 # --- storage order ------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ def test_a_damaged_shard_leaves_the_others(tmp_path: Path) -> None:
         assert "1 shard" in page.note and "5 records" in page.note
         assert numbers(ask(view, search="k/0")) == [0, 1, 2, 3, 4, 10, 11, 12, 13, 14]
         assert view.histograms(wait_s=None).classes[-1].count == 5  # labels that nobody knows
-        found = view.check()
+        found = view.check(budget_s=60.0)
         assert [one.number for one in found.damaged] == [5, 6, 7, 8, 9] and found.next is None
         shards[1].unlink()
         assert "not there" in (view.record(6).damaged or "")

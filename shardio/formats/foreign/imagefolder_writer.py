@@ -21,6 +21,8 @@ from .writer import Plan, Target, image_and_label, image_extension, misfit
 class ImageFolder(Target):
     """A folder of images that is being written."""
 
+    keeps_classes = True
+
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         where = plan.manifest.where

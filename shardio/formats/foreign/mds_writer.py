@@ -72,7 +72,7 @@ class Mds(Target):
         self._described: list[dict[str, Any]] = []
 
     @classmethod
-    def join(cls, parts: Sequence[str], folder: str) -> None:
+    def join(cls, parts: Sequence[str], folder: str, split: str) -> None:
         """Put the files that several wrote, each a part of the records, into one folder."""
         described: list[dict[str, Any]] = []
         for part in parts:

@@ -45,6 +45,7 @@ class Plan:
     shard_size: int | None
     keys: Callable[[], Sequence[bytes]]  # of all records, as they will come; none: it is told then
     learned: dict[str, str]  # by field, what `Again` was raised for
+    split: str = ""  # which one it is, of a dataset that has some
 
 
 class Again(Exception):
@@ -59,6 +60,7 @@ class Target:
 
     shards: ClassVar[bool] = False  # the dataset becomes files of a limited size
     keyed: ClassVar[bool] = False  # the key can be one of the fields
+    keeps_classes: ClassVar[bool] = False  # the format has a place for the names of classes
     # Names of its files, where they do not follow from keys.
     ours: ClassVar[re.Pattern[str] | None] = None
 
@@ -67,9 +69,18 @@ class Target:
         self.called: dict[str, str] = {}  # the fields, and what they are called there
 
     @classmethod
-    def join(cls, parts: Sequence[str], folder: str) -> None:
+    def place(cls, split: str) -> str:
+        """Return the folder that the files of a split are in: its own, "" without splits."""
+        return split
+
+    @classmethod
+    def join(cls, parts: Sequence[str], folder: str, split: str) -> None:
         """Put the files that several wrote, each a part of the records, into one folder."""
         raise NotImplementedError
+
+    @classmethod
+    def describe(cls, folder: str) -> None:
+        """Write what says how all splits belong together, once their files are there."""
 
     def begin(self, sample: Sample) -> None:
         """Choose by the first record of the dataset, where only a part of it is written."""
@@ -106,7 +117,7 @@ class ShardTarget(Target):
         self._number = 0  # of the next file
 
     @classmethod
-    def join(cls, parts: Sequence[str], folder: str) -> None:
+    def join(cls, parts: Sequence[str], folder: str, split: str) -> None:
         """Put the files that several wrote, each a part of the records, into one folder."""
         after = 0
         for part in parts:
