@@ -10,11 +10,12 @@ from typing import Final
 
 from ..errors import printable
 from ..units import show_size
-from .results import Bins, ClassCount, Query
+from .results import Bins, ClassCount, Histograms, Query
 from .view import View
 
 _STEPS: Final = 12  # batches whose mixing is drawn
 _RECORDS: Final = 4096  # of all these batches together
+_WAIT_S: Final = 0.3  # for the index, after the page itself has waited
 _WIDTH: Final = 1000  # of both pictures, in their own units
 _ROW: Final = 10  # height of one batch
 _BAR: Final = 8  # of which its bar takes this
@@ -37,7 +38,7 @@ class Mixing:
     in_batch   different classes in the first of these batches; None: no classes
     uniform    as many there would be, on average, if its records were drawn from the whole dataset
     shards     different shards that the first batch reads
-    pending    part of the index that is read: classes come later
+    pending    part of the index that is read: classes, or `uniform`, come later
     """
 
     steps: tuple[int, ...]
@@ -54,13 +55,14 @@ class Mixing:
 def mixing(view: View, query: Query, *, wait: bool = False) -> Mixing | None:
     """Return the mixing of the batches from `query.step` on; None: there are none, or none yet."""
     count = min(_STEPS, max(1, _RECORDS // query.batch_size))
-    found = view.batches(query, count, wait_s=None) if wait else view.batches(query, count)
+    found = view.batches(query, count, wait_s=None if wait else _WAIT_S)
     batches = [batch for batch in found.batches if batch.numbers]
     if not batches:
         return None
     labels = {label for label in batches[0].labels or () if label is not None}
     rows = [batch.labels or (None,) * len(batch.numbers) for batch in batches]
     numbers = [batch.numbers for batch in batches]
+    sizes = view.histograms(query, wait_s=None if wait else _WAIT_S) if labels else None
     return Mixing(
         steps=tuple(batch.step for batch in batches),
         width=_WIDTH,
@@ -68,9 +70,9 @@ def mixing(view: View, query: Query, *, wait: bool = False) -> Mixing | None:
         classes=_bars(rows) if labels else (),
         places=_ticks(numbers, rows, view.summary().records),
         in_batch=len(labels) or None,
-        uniform=_uniform(view, query, len(batches[0].numbers)) if labels else None,
+        uniform=None if sizes is None else _uniform(sizes, len(batches[0].numbers)),
         shards=batches[0].shards,
-        pending=found.pending,
+        pending=found.pending if sizes is None else sizes.pending,
     )
 
 
@@ -103,9 +105,9 @@ def _shapes(paths: dict[int | None, list[str]]) -> tuple[Shape, ...]:
     return tuple(Shape(label, "".join(parts)) for label, parts in paths.items())
 
 
-def _uniform(view: View, query: Query, count: int) -> float | None:
+def _uniform(found: Histograms, count: int) -> float | None:
     """Return the mean number of different classes among `count` records of all; None: not yet."""
-    sizes = [one.count for one in view.histograms(query).classes if one.count]
+    sizes = [one.count for one in found.classes if one.count]
     total = sum(sizes)
     if count > total:
         return None

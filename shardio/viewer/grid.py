@@ -36,7 +36,7 @@ def records(view: View, place: Place) -> dict[str, Any]:
         note = f"The first {MOST} records of the batch. {note}"
     cards = tuple(card for card in page.cards if card.step == step)
     page = dataclasses.replace(page, cards=cards, note=note)
-    mixing = charts.mixing(view, asked)
+    mixing = None if page.pending is not None else charts.mixing(view, asked)
     return {"page": page, "turns": _steps(place, page, step), "mixing": mixing, "why": ""}
 
 

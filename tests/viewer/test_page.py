@@ -126,8 +126,15 @@ def opened(browser: Any, viewer: Any) -> Iterator[Open]:
     assert not faults
 
 
+def settled(page: Any) -> Any:
+    """The page, once it waits for no index any more: until then it loads itself again."""
+    page.wait_for_function("!document.querySelector('meta[http-equiv=refresh]')")
+    return page
+
+
 def keys(page: Any) -> list[str]:
     """The keys on a page of records, in its order."""
+    settled(page)
     return page.locator(".grid > li > a").evaluate_all("all => all.map(one => one.title)")
 
 
@@ -212,7 +219,7 @@ def test_a_batch_on_the_page_is_the_batch_of_training(
 
 def test_one_sees_how_well_a_buffer_mixes(opened: Open, colors: Path) -> None:
     page = opened(colors, "/?order=training&batch_size=20&shuffle_buffer=all")
-    mixed = page.locator(".mix p").inner_text()
+    mixed = settled(page).locator(".mix p").inner_text()
     assert re.fullmatch(
         r"4 classes in this batch \(a uniform shuffle: about 4\), from 3 of 4 .*", mixed
     )
@@ -220,7 +227,7 @@ def test_one_sees_how_well_a_buffer_mixes(opened: Open, colors: Path) -> None:
     bars = page.locator(".mixing svg").first.locator("path").count()
     assert bars == len(CLASSES)
     page.goto(page.url.replace("shuffle_buffer=all", "shuffle=0"))
-    assert page.locator(".mix p").inner_text().startswith("1 classes in this batch")
+    assert settled(page).locator(".mix p").inner_text().startswith("1 class in this batch")
 
 
 def test_records_are_filtered_searched_and_sorted(opened: Open, colors: Path) -> None:
@@ -249,7 +256,7 @@ def test_records_are_filtered_searched_and_sorted(opened: Open, colors: Path) ->
 
 
 def test_a_query_that_cannot_be_met_says_so_and_keeps_the_form(opened: Open, colors: Path) -> None:
-    page = opened(colors, "/?where=nothing%3E1")
+    page = settled(opened(colors, "/?where=nothing%3E1"))
     assert "nothing" in page.get_by_role("alert").inner_text()
     assert page.get_by_label("Where", exact=True).input_value() == "nothing>1"
     for path, words in (
@@ -445,7 +452,7 @@ def test_pages_are_whole_without_scripts(opened: Open, colors: Path) -> None:
     page.get_by_role("link", name="All records").click()
     page.wait_for_url(re.compile(r"/\?search=bee/0050&start=50#r50$"))
     page.get_by_role("link", name="Summary").click()
-    page.get_by_role("link", name="dog").click()
+    settled(page).get_by_role("link", name="dog").click()
     assert len(keys(page)) == EACH
 
 

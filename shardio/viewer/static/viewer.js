@@ -19,7 +19,7 @@ find("form.query")?.addEventListener("change", (event) => {
 });
 
 // On a phone, records come first.
-if (matchMedia("(max-width: 720px)").matches) find("details.filters")?.removeAttribute("open");
+if (matchMedia("(max-width: 720px)").matches && !find("[role=alert]")) find("details.filters")?.removeAttribute("open");
 
 // The record that one comes back from has the focus.
 if (/^#r\d+$/.test(location.hash)) find(`${location.hash} > a`)?.focus();
