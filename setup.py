@@ -46,8 +46,8 @@ class BuildWheel(bdist_wheel):
 def readme() -> str:
     """README.md, whose links into the tree would lead nowhere on the package index.
 
-    With `Documentation` in [project.urls] they lead there. Without, they become the names of files,
-    which the source distribution has.
+    With `Documentation` in [project.urls], the site of tools/docs, they lead there. Without, they
+    become the names of files, which the source distribution has.
     """
     urls = (HERE / "pyproject.toml").read_text("utf-8").partition("[project.urls]")[2]
     given = re.search(r'^Documentation = "(.+)"', urls.partition("\n[")[0], re.MULTILINE)
@@ -55,7 +55,9 @@ def readme() -> str:
     def link(found: re.Match[str]) -> str:
         image, text, target = found.groups()
         if given:
-            return f"{image}[{text}]({given[1].rstrip('/')}/{target})"
+            page = re.sub(r"^docs/(.*)\.md\b", r"\1.html", target)
+            page = re.sub(r"^docs/", "_images/", page)  # where Sphinx puts a picture
+            return f"{image}[{text}]({given[1].rstrip('/')}/{page})"
         path = target.partition("#")[0]
         return path if text == path else f"{text} ({path})"
 

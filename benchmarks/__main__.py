@@ -39,6 +39,7 @@ NAMES = (
     "shuffle",
     "workers",
     "meter",
+    "view",
     "gpu",
     "tutorial",
     "coming_from",

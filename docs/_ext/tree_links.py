@@ -4,6 +4,7 @@ Pages beside docs/ have pages of the site. Of any other file of the tree, such a
 has a copy: MyST does that. A link to a folder fails the build: link a file in it.
 """
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from sphinx.addnodes import pending_xref
 from sphinx.transforms import SphinxTransform
 
+NOT_YET = {"tutorial.md", "coming-from/index.md", "guides/view.md"}  # to be written
 PAGES = {"README": "index", "CHANGELOG": "changelog", "CONTRIBUTING": "contributing"}
 
 
@@ -20,7 +22,11 @@ class RootPages(SphinxTransform):
     default_priority = 200
 
     def apply(self, **kwargs: Any) -> None:
-        for node in self.document.findall(pending_xref):
+        for node in list(self.document.findall(pending_xref)):
+            target = os.path.normpath(Path(self.env.docname).parent / node["reftarget"])
+            if target in NOT_YET and not Path(self.env.srcdir, target).exists():
+                node.replace_self(node.children)
+                continue
             path = Path(node["reftarget"])  # MyST's name of a page outside docs/: an absolute path
             if path.is_absolute() and path.parent == Path(self.env.srcdir).parent:
                 node["reftarget"] = PAGES.get(path.name, node["reftarget"])

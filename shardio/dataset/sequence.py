@@ -212,7 +212,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
             keys = np.empty(len(self), object)
             keys[:] = self.keys()
             return keys
-        scalars = {name: kind for name, kind in self.manifest.schema.fields if kind in _EMPTY}
+        scalars = {name: kind for name, kind in self.manifest.schema.fields if kind in EMPTY}
         if name not in scalars:
             kind = dict(self.manifest.schema.fields).get(name)
             raise OptionError(
@@ -220,7 +220,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
                 + (f". It is a field of kind {kind}, which the index lacks" if kind else "")
             )
         kind = scalars[name]
-        return self._chosen(partial(self._values, name=name, kind=kind), _EMPTY[kind])
+        return self._chosen(partial(self._values, name=name, kind=kind), EMPTY[kind])
 
     def sizes(self) -> Column:
         """Return the bytes of storage that reading each record costs: (N,) int64."""
@@ -289,18 +289,22 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         return joined
 
     def _values(self, shard: int, name: str, kind: str) -> Column:
-        opened = self.reader.shard(shard)
-        column = opened.columns.get(name)
-        if column is None:  # integers below 0 and above 2**63: no column holds both
-            values = [sample[name] for sample in opened.scan(0, opened.records)]
-            column = np.ma.MaskedArray(
-                np.array([0 if value is None else value for value in values], object),
-                [value is None for value in values],
-            )
-        elif kind != "int" and column.dtype.kind == "u":  # a shard of None alone: they are u1
-            column = column.astype(_EMPTY[kind])
-        return column
+        return shard_column(self.reader.shard(shard), name, kind)
+
+
+def shard_column(shard: Shard, name: str, kind: str) -> Column:
+    """Return a field of kind int, float or bool of every record of a shard; masked where None."""
+    column = shard.columns.get(name)
+    if column is None:  # integers below 0 and above 2**63: no column holds both
+        values = [sample[name] for sample in shard.scan(0, shard.records)]
+        column = np.ma.MaskedArray(
+            np.array([0 if value is None else value for value in values], object),
+            [value is None for value in values],
+        )
+    elif kind != "int" and column.dtype.kind == "u":  # a shard of None alone: they are u1
+        column = column.astype(EMPTY[kind])
+    return column
 
 
 # The dtype of a column without a value; no wider than others, since joining it widens them.
-_EMPTY = {"int": "<i8", "float": "<f4", "bool": "|b1"}
+EMPTY = {"int": "<i8", "float": "<f4", "bool": "|b1"}

@@ -17,6 +17,7 @@ from .foreign.base import ForeignFile, ForeignShard
 from .foreign.caffe_writer import Caffe
 from .foreign.imagefolder import ImageFolderShard, ImageRun
 from .foreign.imagefolder_writer import ImageFolder
+from .foreign.litdata import LitDataFile
 from .foreign.lmdb import LmdbFile
 from .foreign.mds import MdsFile
 from .foreign.mds_writer import Mds
@@ -107,6 +108,7 @@ FOREIGN = {
         ParquetFile, r"(?i)\.(parquet|pq|parq)\Z", HubParquet, shard=GroupedShard
     ),
     "arrow": ForeignFormat(ArrowFile, r"(?i)\.arrow\Z", shard=GroupedShard),
+    "litdata": ForeignFormat(LitDataFile, r"(^|/)chunk-\d+-\d+(\.zstd(:\d+)?)?\.bin\Z"),
     "imagefolder": ForeignFormat(  # where no other format has a file
         ImageRun, r"(?!)", ImageFolder, shard=ImageFolderShard
     ),

@@ -85,6 +85,12 @@ class Shard(Protocol):
     def offset(self, record: int) -> int:
         """Return the byte at which a record begins, for messages."""
 
+    def checksums(self, record: int) -> tuple[int, int] | None:
+        """Return the checksum that is stored of a record, and that of its bytes as they are.
+
+        None: the format keeps none of a record. Raises DamageError if there are no such bytes.
+        """
+
     def will_need(self, start: int, stop: int, *, keep: bool = False) -> None:
         """Announce that records [start, stop) will be read soon; keep: more than once, perhaps."""
 

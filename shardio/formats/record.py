@@ -301,6 +301,11 @@ class RecordShard:
         """Return the byte at which a record begins."""
         return int(self._offsets[record])
 
+    def checksums(self, record: int) -> tuple[int, int]:
+        """Return the checksum that is stored of a record, and that of its bytes as they are."""
+        held = self._file.read(int(self._offsets[record]), int(self.sizes[record]))
+        return FRAME.unpack_from(held)[0], int(_checksum(held[8:], self._seed + record))
+
     def read(self, record: int) -> Sample:
         """Read one record. Raises DamageError."""
         start, size = int(self._offsets[record]), int(self.sizes[record])

@@ -67,11 +67,7 @@ def select_where(
             f"where is {printable(repr(conditions))}: expected conditions by field, such as "
             "{'label': ['cat', 'dog']}"
         )
-    chosen = np.ones(int(shard_starts[-1]), np.bool_)
-    for name, wanted in conditions.items():
-        values = column(name)
-        for one in wanted if isinstance(wanted, All) else [wanted]:
-            chosen &= _met(name, values, one, len(chosen), classes)
+    chosen = mark_where(conditions, column, int(shard_starts[-1]), classes)
     numbers = np.flatnonzero(chosen)
     if not len(numbers):
         asked = {name: one[0] if isinstance(one, All) else one for name, one in conditions.items()}
@@ -79,6 +75,21 @@ def select_where(
             f"where={printable(repr(asked))}: none of {len(chosen):,} records meets all conditions"
         )
     return Selection(numbers, shard_starts)
+
+
+def mark_where(
+    conditions: Mapping[str, Any],
+    column: Callable[[str], Any],
+    count: int,
+    classes: Sequence[str] | None,
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Mark which of `count` records meet all conditions: (count,) bool. As `select_where`."""
+    chosen = np.ones(count, np.bool_)
+    for name, wanted in conditions.items():
+        values = column(name)
+        for one in wanted if isinstance(wanted, All) else [wanted]:
+            chosen &= _met(name, values, one, count, classes)
+    return chosen
 
 
 def select_places(

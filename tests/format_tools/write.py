@@ -1,16 +1,19 @@
 """Writes datasets by the formats' own tools, and prints what they read of them again as JSON.
 
     write.py arrow DIR SEED     Hugging Face datasets: save_to_disk, into DIR/one and DIR/splits
-    write.py litdata DIR SEED   litdata.optimize, into DIR/...
+    write.py litdata DIR SEED   litdata.optimize, into DIR/plain, DIR/frames, ...
 
 Prints {folder: [row, ...]}; bytes are {"bytes": hex}, arrays {"array": [dtype, list]}. Runs in
 tests/format_tools/.venv.
 """
 
+import contextlib
 import io
 import json
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +103,65 @@ def arrow(folder: Path, draw: np.random.Generator) -> dict[str, Rows]:
     return found
 
 
+def litdata(folder: Path, draw: np.random.Generator) -> dict[str, Rows]:
+    import litdata
+    import torch
+    from PIL import Image
+
+    # Whatever is drawn is drawn here: optimize asks for samples in processes of its own.
+    samples = []
+    for i in range(40):
+        shape = (*draw.integers(1, 9, 2).tolist(), 3)
+        made = {
+            "image": Image.fromarray(draw.integers(0, 256, shape, np.uint8)),
+            "label": i,
+            "légende": "".join(draw.choice(list("aé猫\n"), draw.integers(9))),
+            "score": float(draw.normal()),
+            "good": bool(draw.integers(2)),
+            "raw": draw.bytes(draw.integers(9)),
+            "words": ["é", ""] * draw.integers(3),
+            "mixed": [None, 1, "x", {"a": [0.5]}],
+            "objects": [{"name": "a", "n": i, "f": 0.5, "none": None}] * draw.integers(3),
+            "deep": {"a": {"b": i, "c": [True, False]}},
+        }
+        for dtype in ("i1", "u2", "i4", "i8", "f2", "f4", "f8", "?"):
+            numbers = draw.integers(0, 100, draw.integers(0, 4, 2)).astype(dtype)
+            made |= {f"n2 {dtype}": numbers, f"n1 {dtype}": numbers.ravel()}
+            tensor = torch.from_numpy(numbers)
+            made |= {f"t2 {dtype}": tensor, f"t1 {dtype}": tensor.ravel()}
+        samples.append(made)
+    found = {}
+    ways = {"plain": {}, "frames": {"compression": "zstd", "compression_batch_size": 3}}
+    for level in ("chunk", "sample"):
+        ways[level] = {"compression": "zstd:7", "compression_level": level}
+    for name, options in ways.items():
+        litdata.optimize(
+            samples.__getitem__,
+            list(range(len(samples))),
+            str(folder / name),
+            num_workers=2,
+            chunk_bytes=20_000,
+            verbose=False,
+            **options,
+        )
+        with tempfile.TemporaryDirectory() as cache:
+            copy = shutil.copytree(folder / name, Path(cache) / "copy")
+            found[name] = [values(sample) for sample in litdata.StreamingDataset(str(copy))]
+    return found
+
+
+def values(value: Any) -> Any:
+    """A value without tensors and images: arrays."""
+    if hasattr(value, "getpixel") or hasattr(value, "numpy"):
+        return np.asarray(value)
+    if isinstance(value, dict):
+        return {name: values(one) for name, one in value.items()}
+    return [values(one) for one in value] if isinstance(value, list) else value
+
+
 if __name__ == "__main__":
     kind, target, seed = sys.argv[1:]
-    written = {"arrow": arrow}[kind](Path(target), np.random.default_rng(int(seed)))
+    make = {"arrow": arrow, "litdata": litdata}[kind]
+    with contextlib.redirect_stdout(sys.stderr):
+        written = make(Path(target), np.random.default_rng(int(seed)))
     print(json.dumps(written, default=plain))

@@ -7,6 +7,7 @@ import errno
 import json
 import pickle
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,8 @@ from shardio.formats import manifest
 from shardio.names import KEY, key_text
 from shardio.packing.index import index
 from shardio.storage.location import locate
+from shardio.viewer.results import Query
+from shardio.viewer.view import open_view
 
 COUNTS = (90, 90, 61)  # of the shards; the first two have files of one size
 N = sum(COUNTS)
@@ -151,6 +154,29 @@ def arrow(folder: Path) -> None:
         path.unlink()
 
 
+def litdata(folder: Path) -> None:
+    """As litdata.optimize writes them."""
+    leaf = {"type": None, "context": None, "children_spec": []}
+    context = json.dumps([KEY, "image", "label", "caption"])
+    top = {"type": "builtins.dict", "context": context, "children_spec": [leaf] * 4}
+    formats = {"data_format": ["bytes", "jpeg", "int", "str"], "data_spec": json.dumps([1, top])}
+    chunks, start = [], 0
+    for part, count in enumerate(COUNTS):
+        items = []
+        for one in map(packed, range(start, start + count)):
+            label = struct.pack("<q", one["label"])
+            leaves = (one[KEY], one["image"], label, one["caption"].encode())
+            items.append(struct.pack("<4I", *map(len, leaves)) + b"".join(leaves))
+        ends = np.cumsum([4 + 4 * (count + 1), *map(len, items)]).tolist()
+        data = struct.pack(f"<{count + 2}I", count, *ends) + b"".join(items)
+        name = f"chunk-0-{part}.bin"
+        (folder / name).write_bytes(data)
+        chunks.append({"filename": name, "chunk_size": count, "chunk_bytes": len(data)})
+        start += count
+    text = json.dumps({"chunks": chunks, "config": formats | {"compression": None}})
+    (folder / "index.json").write_text(text)
+
+
 def image_folder(folder: Path) -> None:
     for number in range(N):
         path = folder / CLASSES[number % 3] / f"{number:06d}.jpg"
@@ -234,6 +260,7 @@ FORMATS: dict[str, Format] = {
         {},
         unseen=True,
     ),
+    "litdata": Format(litdata, packed, {}, unseen=True),
     "imagefolder": Format(
         image_folder,
         lambda number: folder_packed()[number],
@@ -512,6 +539,30 @@ def test_records_are_chosen_by_label(made: Made) -> None:
 
 
 # --- commands -----------------------------------------------------------------------------------
+
+
+def test_the_view_shows_it(made: Made) -> None:
+    with open_view(made.folder) as view:
+        summary = view.summary()
+        assert (summary.records, summary.format) == (N, made.format)
+        assert [card.key for card in view.page(count=N).cards] == made.keys
+        cats = view.page(Query(label=0, sort="bytes"), count=N, wait_s=None)
+        assert sorted(card.number for card in cats.cards) == [
+            number for number, sample in enumerate(made.samples) if sample["label"] == 0
+        ]
+        search = view.page(Query(search=made.keys[100]), search_s=60.0)
+        assert [card.number for card in search.cards] == [100] == [view.find(made.keys[100])]
+        assert [one.count for one in view.histograms(wait_s=None).classes] == [
+            sum(sample["label"] == label for sample in made.samples) for label in range(3)
+        ]
+        given = {"seed": 3, "shuffle_buffer": 40, "spans": 5, "unit": 2, "batch_size": 8}
+        trained = view.page(Query(order="training", epoch=1, **given), count=N)
+        assert [card.number for card in trained.cards] == made.law(1)[1]
+        record = view.record(7)
+        assert record.damaged is None and (record.checksum is None or record.checksum.ok)
+        assert (record.width, record.height) == (24, 16)
+        assert view.image(7).data == made.samples[7]["image"]
+        assert view.check(budget_s=60.0).next is None and not view.damaged()
 
 
 def test_every_command_takes_it(made: Made, tmp_path: Path, capfdbinary: Any) -> None:

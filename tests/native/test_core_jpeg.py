@@ -530,12 +530,11 @@ def test_what_is_coded_in_odd_ways_is_rewritten_as_jpegtran_does(name):
 
 
 def test_what_8_bits_cannot_hold_is_damage():
-    assert core.rewrite(by_hand(AC + b"\x0b", [DC, (0x0B, "1" * 11), (0, "")]), 1) == (
-        "damaged: DCT coefficient out of range"
-    )
+    said = re.compile(r"damaged: DCT coefficient .*out of range")  # 3.0 has more words than 2.1
+    assert said.fullmatch(core.rewrite(by_hand(AC + b"\x0b", [DC, (0x0B, "1" * 11), (0, "")]), 1))
     data = by_hand(AC, *[[(11, "1" * 11), (0, "")]] * 2)
     assert isinstance(core.rewrite(data, 0), bytes)  # 2047, and 2047 more
-    assert core.rewrite(data, 1) == "damaged: DCT coefficient out of range"
+    assert said.fullmatch(core.rewrite(data, 1))
 
 
 def test_two_scans_or_codes_of_ones_are_damage():

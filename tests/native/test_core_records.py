@@ -1170,7 +1170,8 @@ def test_info_says_whether_native_is_built(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["info", "--env"]) == 0
-    built = r"built$" if native.records() else r"built, but Python reads the records: .*libxxhash"
+    built = r"built with libjpeg-turbo \d+\.\d+[.\d]*"
+    built += "$" if native.records() else ", but Python reads the records: .*libxxhash"
     assert re.search(rf"^core +{built}", capsys.readouterr().out, re.MULTILINE)
     monkeypatch.setattr(native, "core", None)
     monkeypatch.setattr(native, "missing", "no such module")

@@ -4,12 +4,15 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.trees import environment, picture, plant
 
+import shardio
 from shardio import ImageOptions, native, pack
 
 CORE = Path(__file__).resolve().parent.parent.parent / "shardio" / "native"
@@ -126,7 +129,9 @@ def test_what_is_slower_without_the_core_is_said_once_in_a_process(tmp_path: Pat
         capture_output=True,
         text=True,
     )
-    lines = [line for line in found.stderr.splitlines() if "Warning" in line or line == "4"]
+    lines = [
+        line for line in found.stderr.splitlines() if "PerformanceWarning" in line or line == "4"
+    ]
     assert len(lines) == 2 * len(SLOWER), found.stderr
     for said, count, words in zip(lines[::2], lines[1::2], SLOWER.values(), strict=True):
         assert said.startswith(f"<string>:1: PerformanceWarning: {words}")  # of the user's line
@@ -157,3 +162,43 @@ def test_what_cannot_be_copied_is_refused() -> None:
     with pytest.raises((TypeError, ValueError, BufferError)):
         core.copy(np.zeros(8, np.uint8)[::2], b"1")
     assert not to.any()
+
+
+@built
+@pytest.mark.skipif(native.records() is None, reason="NOT RUN: the core reads no records")
+def test_threads_that_use_the_core_at_once_get_what_one_gets(tmp_path: Path) -> None:
+    """Without the GIL they run at once; with it, where the core lets go of it."""
+    tree = {f"c{i % 3}/{i:02}.jpg": picture(80 + i, 64) for i in range(24)}
+    pack(plant(tmp_path / "src", tree), tmp_path / "out", jobs=1)
+    data = shardio.open(tmp_path / "out", decode="numpy")
+    assert core is not None
+
+    def read() -> list[bytes]:
+        found = [b"".join(np.asarray(sample["image"]).tobytes() for sample in data)]
+        for name in sorted(tree):
+            out = np.zeros((32, 32, 3), np.uint8)
+            assert core.crop(tree[name], (3, 5, 60, 61), out, "bilinear", 1, 1 << 20)
+            found += [out.tobytes(), core.rewrite(tree[name], 4)]
+        return found
+
+    alone, start = read(), threading.Barrier(8)
+
+    def at_once(_: int) -> list[list[bytes]]:
+        start.wait(60)
+        return [read() for _ in range(4)]
+
+    with ThreadPoolExecutor(8) as pool:
+        for found in pool.map(at_once, range(8)):
+            assert found == [alone] * 4
+
+
+@built
+@pytest.mark.skipif(
+    not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="NOT RUN: this Python has a GIL"
+)
+def test_importing_the_core_leaves_the_gil_off() -> None:
+    script = "import sys, shardio.native as n; print(n.core is not None, sys._is_gil_enabled())"
+    found = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.split() == ["True", "False"]

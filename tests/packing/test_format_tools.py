@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.conformance import same
 from support.small_datasets import jpeg
 from support.trees import plant
 
@@ -118,3 +119,29 @@ def test_datasets_loads_what_is_exported_without_a_mismatch(tmp_path: Path) -> N
     assert [one["split"] for one in split if "split" in one] == ["train", "val"]
     assert split[0]["features"]["label"]["names"] == ["x", "y"]
     assert sum("image" in one for one in split) == 12
+
+
+# --- litdata --------------------------------------------------------------------------------------
+
+
+def shaped(value: Any) -> Any:
+    """A value as it is printed: of an array without elements, the shape is lost."""
+    return value.reshape(0) if isinstance(value, np.ndarray) and not value.size else value
+
+
+def test_what_optimize_writes_is_read_without_a_mismatch(tmp_path: Path) -> None:
+    written = program("write", "litdata", tmp_path / "ld", 0)
+    assert set(written) == {"plain", "frames", "chunk", "sample"}
+    for name, rows in written.items():
+        done = index(tmp_path / "ld" / name, jobs=1)
+        assert done.records == len(rows) == 40 and done.shards > 1
+        pack(tmp_path / "ld" / name, tmp_path / name, jobs=1)
+        for folder in (tmp_path / "ld" / name, tmp_path / name):
+            found = {one["label"]: one for one in open_dataset(folder, decode=None)}
+            for row in rows:
+                sample = found.pop(row["label"])
+                del sample[KEY]
+                assert sample.keys() == row.keys()
+                pairs = ((name, shaped(sample[name]), shaped(row[name])) for name in row)
+                assert [name for name, one, other in pairs if not same(one, other)] == []
+            assert not found

@@ -34,6 +34,10 @@ FORMATS = {
     "tfrecord": ["tfrecord/tensorflow.tfrecord"],
     "recordio": ["recordio/images.rec", "recordio/images.idx"],
     "parquet": ["parquet/train-00000-of-00001.parquet"],
+    "litdata": [
+        "litdata/frames/index.json",
+        *(f"litdata/frames/chunk-0-{n}.bin" for n in range(3)),
+    ],
     "arrow": [
         "arrow/one/state.json",
         *(f"arrow/one/data-0000{n}-of-00003.arrow" for n in range(3)),
@@ -108,7 +112,7 @@ def slow(*names: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "name", ["parquet", "arrow", "mds", *slow("webdataset", "tfrecord", "recordio")]
+    "name", ["parquet", "arrow", "litdata", "mds", *slow("webdataset", "tfrecord", "recordio")]
 )
 def test_the_index_is_that_of_the_same_files_on_disk(
     name: str, s3: ObjectStore, there: Path, tmp_path: Path

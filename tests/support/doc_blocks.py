@@ -26,7 +26,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,8 @@ class Page:
 def blocks(name: str) -> list[Block]:
     """Return the blocks of a page, without its directives."""
     text = (ROOT / name).read_text()
-    found, end = [], 0
+    found: list[Block] = []
+    end = 0
     for one in FENCE.finditer(text):
         between, end = text[end : one.start()], one.end()
         body = textwrap.dedent(one[3])
@@ -116,33 +117,38 @@ def run(page: Page, folder: Path) -> None:
 
 
 def _run(page: Page, names: dict[str, Any], used: set[str]) -> None:
-    found = blocks(page.name)
+    found = [_made_small(block, page.smaller, used) for block in blocks(page.name)]
     for block, after in zip(found, [*found[1:], None], strict=True):
         text = block.text
-        for long, short in page.smaller:
-            if long in text:
-                used.add(long)
-                text = text.replace(long, short)
         skipped = {words for words in page.unrun if words in text}
         used |= skipped
         if block.kind == "console":
-            _console(block, text, skipped)
+            _console(block, skipped)
         elif block.kind == "python" and not skipped:
             shown = after.text if after and after.kind == "text" and after.follows else None
             if file := re.match(r"# (\w+\.py)\n", text):
                 Path(file[1]).write_text(text)
             else:
-                _python(block, text, shown, names)
+                _python(block, shown, names)
         else:
             assert skipped or block.kind in ("python", "text"), f"{block.place}: nothing runs it"
+
+
+def _made_small(block: Block, pairs: Sequence[tuple[str, str]], used: set[str]) -> Block:
+    text = block.text
+    for long, short in pairs:
+        if long in text:
+            used.add(long)
+            text = text.replace(long, short)
+    return replace(block, text=text)
 
 
 # ------------------------------------------------------------------------------------------ Python
 
 
-def _python(block: Block, text: str, shown: str | None, names: dict[str, Any]) -> None:
+def _python(block: Block, shown: str | None, names: dict[str, Any]) -> None:
     said = io.StringIO()
-    code = "\n" * (block.line - 1) + _watched(text)
+    code = "\n" * (block.line - 1) + _watched(block.text)
     printed: dict[int, list[str]] = {}
     names["_print"] = lambda line, *args, **more: _print(said, printed, line, *args, **more)
     with contextlib.redirect_stdout(said), warnings.catch_warnings():
@@ -158,13 +164,14 @@ def _python(block: Block, text: str, shown: str | None, names: dict[str, Any]) -
             assert not ends, f"{block.place}: ends without an error"
     if shown:
         compare(block.place, shown, said.getvalue())
-    for number, words in _promises(text):
+    for number, words in _promises(block.text):
         line = block.line + number
         assert line in printed, f"{block.page}, line {line}: is not reached"
         compare(f"{block.page}, line {line}", words, printed[line][0])
 
 
 def _promises(text: str) -> Iterator[tuple[int, str]]:
+    assert not re.search(r"print\(\n[^)]*\n *\)  # ", text), "a print that promises, on one line"
     for number, line in enumerate(text.splitlines()):
         if found := re.match(r".*\bprint\(.*\)  # (.*)$", line):
             yield number, found[1]
@@ -206,9 +213,9 @@ def commands(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def _console(block: Block, text: str, skipped: set[str]) -> None:
+def _console(block: Block, skipped: set[str]) -> None:
     folder = Path.cwd().parent
-    kept = [one for one in commands(text) if not any(words in one[0] for words in skipped)]
+    kept = [one for one in commands(block.text) if not any(words in one[0] for words in skipped)]
     script = "".join(f"{line}\nprintf '\\n\\001%d\\n' $?\n" for line, _ in kept)
     process = subprocess.Popen(
         ["bash", "-c", script],

@@ -60,7 +60,8 @@ class Program:
                 stdin=theirs if terminal else subprocess.DEVNULL,
                 stdout=theirs,
                 stderr=theirs,
-                env=environment(PYTHONUNBUFFERED="1", **{MARK: self.mark}),
+                # From Python 3.13 on, tracebacks are coloured on a terminal.
+                env=environment(PYTHONUNBUFFERED="1", PYTHON_COLORS="0", **{MARK: self.mark}),
                 start_new_session=True,
             )
         except BaseException:

@@ -82,6 +82,7 @@ NAMES = (
         "resident_rows",
         "slow_samples",
         "meter",
+        "view",
         "gpu",
         "tutorial",
         "coming_from",

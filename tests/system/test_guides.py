@@ -118,6 +118,12 @@ def the_batches_are_what_the_readme_says(names: dict[str, Any]) -> None:
     assert names["state"]["epoch"] == names["train"].epoch == 1
 
 
+def boxes_lie_in_the_images(names: dict[str, Any]) -> None:
+    boxes = torch.cat([one["boxes"] for one in names["targets"]])
+    assert len(boxes) and boxes.min() >= 0 and boxes.max() <= 48
+    assert (boxes[:, 2:] > boxes[:, :2]).all()
+
+
 INSTALLED = "tests/system/test_installing.py"
 FRESH = "installs, for minutes; for a fresh machine"
 LOOP = (
@@ -182,11 +188,16 @@ PAGES = {
             unrun={"shardio bench": "takes seconds; tests/tuning/test_bench.py"},
         ),
         Page(
+            "docs/guides/view.md",
+            packed_flowers,
+            unrun={"--port 8000": "serves until Ctrl-C; tests/viewer/test_page.py"},
+        ),
+        Page(
             "docs/guides/multi-gpu.md",
             packed_flowers,
             smaller=(
                 ('batch_size": 32', 'batch_size": 8'),
-                ("num_workers=8", "num_workers=1"),
+                ('"num_workers": 8', '"num_workers": 1'),
                 ("EPOCHS = 90", "EPOCHS = 2"),
                 ("Crop(224", "Crop(32"),
                 ("32, 256)", "32, 36)"),
@@ -224,6 +235,7 @@ PAGES = {
             "docs/guides/detection.md",
             coco,
             smaller=(("num_workers=8", "num_workers=1"), ("range(50)", "range(2)"), ("512", "48")),
+            check=boxes_lie_in_the_images,
         ),
         Page(
             "docs/guides/captions.md",
@@ -324,6 +336,7 @@ def test_a_good_page_passes(page: Callable[..., None]) -> None:
         ("```text\n[3]\nValueError: no\n```", ""),
         ("print([a])", "print([b])"),
         ("print(a + 1)", "if a == 4: print(a + 1)"),
+        ("print(a + 1)  # 4", "print(\n    a + 1\n)  # 4"),
         ("```text", "```yaml"),
         ("```text\n[3]\nValueError: no\n```", "```text\n[3]\nValueError: no\n"),
     ],

@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # imports and those for type checkers count. Rooms without "<" between them do not know each other.
 LAW = """
 errors names stack _version < units native machine notebook < storage order < images
-images < formats < dataset < packing ; dataset < loader < tuning
-packing tuning < cli < __main__
+images < formats < dataset < packing ; dataset < loader < tuning ; dataset < viewer
+packing tuning viewer < cli < __main__
 """
 
 DOORS = {  # what only these modules import
@@ -55,10 +55,11 @@ DOORS = {  # what only these modules import
         "dataset.whereabouts",
         "tuning.contest",
     },
+    "jinja2": {"viewer.render"},
     "lmdb": {"formats.foreign.caffe_writer"},
     "matplotlib": {"tuning.plot", "cli.poster"},
     "google_crc32c": {"formats.foreign.tfrecord"},
-    "zstandard": {"formats.foreign.mds"},
+    "zstandard": {"formats.foreign.inflate"},
     "pyarrow": {"formats.foreign.arrow_columns"},
     "ray": {"packing.ray_executor"},
 }

@@ -100,14 +100,16 @@ def test_links_of_the_readme_lead_to_the_documentation_once_that_has_a_home(
     text = settings.read_text().replace(at, f'{at}Documentation = "https://x.test/tree/"\n')
     settings.write_text(text)
     (copy / "README.md").write_text(
-        "# shardio\n[a](docs/a.md#b), ![c d](docs/c.svg), [e](https://e.test/f), [g](#h)"
+        "# shardio\n[a](docs/guides/a.md#b), ![c d](docs/c.svg), [e](https://e.test/f), [g](#h)"
     )
     with tarfile.open(build("build_sdist", copy, tmp_path / "out")) as archive:
         member = archive.extractfile(f"{source.name}/PKG-INFO")
         assert member is not None
         shown = member.read().decode().partition("\n\n")[2]
-    base = "https://x.test/tree/docs"
-    links = f"[a]({base}/a.md#b), ![c d]({base}/c.svg), [e](https://e.test/f), [g](#h)"
+    base = "https://x.test/tree"
+    links = (
+        f"[a]({base}/guides/a.html#b), ![c d]({base}/_images/c.svg), [e](https://e.test/f), [g](#h)"
+    )
     assert shown.strip() == f"# shardio\n{links}"
 
 
@@ -161,6 +163,8 @@ def test_the_wheel_is_called_shardio_torch(source: Path, tmp_path: Path) -> None
         assert b"shardio = shardio.cli.main:main" in wheel.read(f"{info}/entry_points.txt")
         assert not [name for name in wheel.namelist() if name.endswith((".c", ".h"))]
         assert "shardio/py.typed" in wheel.namelist()
+        for name in ("static/viewer.css", "static/viewer.js", "templates/base.html"):
+            assert f"shardio/viewer/{name}" in wheel.namelist()
 
 
 def chosen(folder: Path) -> str:

@@ -78,6 +78,15 @@ def test_every_page_is_on_the_site_and_nothing_is_loaded_from_outside(site: Path
         )
 
 
+def test_what_the_readme_links_is_on_the_site(site: Path) -> None:
+    """As setup.py writes these links for the package index, once the site has a home."""
+    links = re.findall(r"\]\(docs/([^)#]+)", (ROOT / "README.md").read_text())
+    assert len(links) > 8
+    for link in links:
+        page = Path(link).with_suffix(".html")
+        assert (site / (page if link.endswith(".md") else f"_images/{link}")).is_file(), link
+
+
 def test_links_that_leave_the_folder_lead_to_pages_and_copies(tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     copytree(ROOT / "docs" / "_ext", docs / "_ext")

@@ -603,6 +603,12 @@ class ForeignShard:
         """Return the byte at which a record begins."""
         return int(self._offsets[record])
 
+    def checksums(self, record: int) -> tuple[int, int] | None:
+        """Return a record's checksum in the index, and that of its bytes; None: it has none."""
+        if not self._file.ranges:
+            return None
+        return int(self._index.checksums[record]), checksum(self._bytes(record))
+
     def will_need(self, start: int, stop: int, *, keep: bool = False) -> None:
         """Announce that records [start, stop) will be read soon."""
         if stop - start == 1:

@@ -52,7 +52,8 @@ from ...errors import DamageError, DependencyError, SourceError, printable
 from ...names import KEY
 from ...storage.base import File, Location
 from ..sample import MAX_DIMENSIONS
-from .base import ForeignFile, Values, parse_json
+from .base import Values, parse_json
+from .inflate import InflatedFile, most_inflated, unzstd
 
 INDEX = "index.json"
 _U32 = struct.Struct("<I")
@@ -60,15 +61,11 @@ _EXTRA = struct.Struct("<QQ")  # bytes of the file, and inflated; the descriptio
 _MAX_SHARD = (1 << 32) - 1  # bytes, inflated: offsets have 32 bits
 _MAX_INDEX = 1 << 28  # bytes of an index.json; 450 a shard are usual
 _MAX_DESCRIPTION = 1 << 20
-# 32 KB of zstd can become 1 GiB. The writer's shards have 64 MiB; what is larger than this must
-# at least not be smaller than a thousandth when compressed.
-_FREE = 256 << 20
-_RATIO = 1_000
 _MAX_DIGITS = 4_300  # of a number that is text; Python's own limit for an int
 _BLOCK = 1 << 16  # offsets that are read at once
 
 
-class MdsFile(ForeignFile):
+class MdsFile(InflatedFile):
     """A shard: its file, or what a compressed one was inflated to; and how to decode a sample.
 
     A column called `__key__`, str, bytes or int, is the key.
@@ -132,8 +129,7 @@ class MdsFile(ForeignFile):
         inflated = _inflate(self._file, name, size)
         self.end = self.size if inflated is None else len(inflated)  # of what ranges refer to
         if inflated is not None:
-            self.memory = self.end
-            self.read = _slicer(inflated, self.name)
+            self.read_from(inflated)
 
     def _header(self) -> tuple[int, bytes]:
         """Read the number of samples, and the description."""
@@ -181,36 +177,6 @@ class MdsFile(ForeignFile):
     def values(self, data: bytes, record: int) -> Values:
         """Return the values of a record. Raises ValueError."""
         return self._decode(data)
-
-    def will_need(self, start: int, length: int, *, keep: bool = False) -> None:
-        """Announce a range that will be read soon."""
-        if not self.memory:
-            super().will_need(start, length, keep=keep)
-
-    def scattered(self) -> None:
-        """Say that reads will be in no order."""
-        if not self.memory:
-            super().scattered()
-
-    def close(self) -> None:
-        """Close the file."""
-        if self.memory:
-            self.read = _slicer(b"", self.name)  # what was inflated is let go
-        super().close()
-
-
-def _slicer(data: bytes, name: str) -> Callable[[int, int], bytes]:
-    """Return a reader of an inflated shard. No method of it: that would be a circle, freed late."""
-
-    def read(start: int, length: int) -> bytes:
-        if start + length > len(data):
-            raise DamageError(
-                f"{name}: inflated, it ends at byte {len(data)}, expected {length:,} bytes from "
-                f"byte {start}"
-            )
-        return data[start : start + length]
-
-    return read
 
 
 # --- index.json -----------------------------------------------------------------------------------
@@ -335,7 +301,7 @@ def _inflate(file: File, name: str, size: int) -> bytes | None:
     advice = f"Inflate it: {route} (index.json stays as it is)"
     if packing not in _INFLATE:
         raise SourceError(f"{file.name}: {packing} is not read in place. {advice}")
-    if size > max(_FREE, _RATIO * file.size) or file.size > _MAX_SHARD:
+    if size > most_inflated(file.size) or file.size > _MAX_SHARD:
         raise SourceError(
             f"{file.name}: {file.size:,} bytes would become {size:,} in memory. If that is right: "
             f"{advice[0].lower()}{advice[1:]}"
@@ -359,22 +325,6 @@ def _inflate(file: File, name: str, size: int) -> bytes | None:
     return data
 
 
-def _unzstd(data: bytes, size: int) -> bytes:
-    import zstandard  # an extra; read only here
-
-    try:
-        # A frame that states its size gets it, whatever limit is given along: it is asked before.
-        stated = zstandard.get_frame_parameters(data).content_size
-        if stated == zstandard.CONTENTSIZE_UNKNOWN:
-            with zstandard.ZstdDecompressor().stream_reader(data) as reader:
-                return bytes(reader.read(size + 1))
-        if stated != size:
-            raise ValueError(f"it states {stated:,}")
-        return bytes(zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False))
-    except (zstandard.ZstdError, MemoryError) as error:
-        raise ValueError(str(error)) from None
-
-
 def _stream_inflater(decompressor: Callable[[], Any], what: str) -> Callable[[bytes, int], bytes]:
     """Return what inflates one stream; of more than `size` bytes it gives one too many."""
 
@@ -389,7 +339,7 @@ def _stream_inflater(decompressor: Callable[[], Any], what: str) -> Callable[[by
 
 
 _INFLATE: dict[str, Callable[[bytes, int], bytes]] = {
-    "zstd": _unzstd,
+    "zstd": unzstd,
     "gz": _stream_inflater(lambda: zlib.decompressobj(16 + zlib.MAX_WBITS), "gzip member"),
     "bz2": _stream_inflater(bz2.BZ2Decompressor, "bzip2 stream"),
 }
@@ -606,7 +556,7 @@ _PIXELS = {  # dtype and channels of each mode, as PIL's images give them to num
 }
 
 
-def _pil(data: bytes) -> np.ndarray[Any, Any]:
+def pil_pixels(data: bytes) -> np.ndarray[Any, Any]:
     """Decode the pixels of an image, (height, width) or (height, width, channels)."""
     if len(data) < 12:
         raise ValueError(f"an image of {len(data)} bytes; expected at least 12")
@@ -631,7 +581,7 @@ def _pil(data: bytes) -> np.ndarray[Any, Any]:
     return pixels.reshape(shape).astype(dtype.newbyteorder("<"))
 
 
-def _list(convert: Convert, *, head: int) -> Convert:
+def list_of(convert: Convert, *, head: int) -> Convert:
     """Return a decoder of lists: `head` bytes, count u32, lengths u32[count], the elements."""
 
     def decode(data: bytes) -> list[Any]:
@@ -668,10 +618,10 @@ _ENCODINGS: dict[str, Convert] = {  # those without a fixed size
     "str_int": lambda data: int(_digits(data)),
     "str_float": lambda data: float(_digits(data)),
     "str_decimal": _decimal,
-    "pil": _pil,
-    "jpeg_array": _list(bytes, head=0),
-    "jpegarray": _list(bytes, head=0),
-    "list[jpeg]": _list(bytes, head=4),
-    "list[png]": _list(bytes, head=4),
-    "list[pil]": _list(_pil, head=4),
+    "pil": pil_pixels,
+    "jpeg_array": list_of(bytes, head=0),
+    "jpegarray": list_of(bytes, head=0),
+    "list[jpeg]": list_of(bytes, head=4),
+    "list[png]": list_of(bytes, head=4),
+    "list[pil]": list_of(pil_pixels, head=4),
 }

@@ -1,0 +1,149 @@
+"""Find the rows that answer a query: filtered, sorted, or in training order; each made once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+
+import numpy as np
+
+from ..dataset.reader import Reader
+from ..errors import OptionError, printable
+from ..order.epoch import Epoch
+from ..order.options import RequestedOptions
+from ..order.partition import Partition
+from ..order.subset import All, Selection, Word, conditions, mark_where
+from .columns import Columns
+from .kept import Background, Kept
+from .results import Query
+from .rows import Rows, Sorted, Stored, Training, epoch_bytes
+
+_QUICK = 1 << 18  # records whose permutation is made at once, in 20 ms
+
+
+class Answers:
+    """Answer queries about one dataset. Safe for threads."""
+
+    def __init__(
+        self, reader: Reader, columns: Columns, kept: Kept, background: Background
+    ) -> None:
+        """Keep what is needed to answer."""
+        self._reader, self._columns = reader, columns
+        self._kept, self._background = kept, background
+
+    def rows(self, query: Query, wait_s: float | None) -> Rows:
+        """Return the rows of a query.
+
+        Raises OptionError for one that cannot be met, PendingError if it takes longer than wait_s.
+        """
+        query = self._checked(query)
+        if query == Query():
+            return Stored(self._reader.records)
+        found: Rows | None = self._kept.get(query)
+        if found is not None:
+            return found
+        if query.order == "training" and not (_chooses(query) or query.sort):
+            partition = self._partition(query, None)
+            if self._is_quick(partition.epoch):
+                return Training(partition, self._reader.starts, None)
+        return self._background(query, lambda: self._make(query), wait_s)
+
+    def chosen(self, query: Query, wait_s: float | None) -> Selection | None:
+        """Return the records that `where` and `label` choose; None: all. Raises as `rows`."""
+        if not _chooses(query):
+            return None
+        found: Selection | None = self._kept.get(_choice(query))
+        if found is None:
+            return self._background(_choice(query), lambda: self._choose(query), wait_s)
+        return found
+
+    def _checked(self, query: Query) -> Query:
+        """Return a query whose options are right, with only those that have an effect."""
+        if query.order not in ("storage", "training"):
+            raise OptionError(
+                f"order is {printable(repr(query.order))}: expected 'storage' or 'training'"
+            )
+        if query.sort is not None:
+            self._columns.check(query.sort)
+        else:
+            query = replace(query, descending=False)
+        if query.order == "training":
+            return replace(query, step=None, search="")
+        return Query(
+            where=query.where,
+            label=query.label,
+            sort=query.sort,
+            descending=query.descending,
+        )
+
+    def _make(self, query: Query) -> Rows:
+        """Make the rows of a query, in the background."""
+        chosen = self._choose(query) if _chooses(query) else None
+        numbers = None if chosen is None else chosen.numbers
+        values = None if query.sort is None else self._columns(query.sort)
+        if query.order == "training":
+            partition = self._partition(query, chosen)
+            epoch = partition.epoch
+            if epoch.records:
+                epoch.locate(np.zeros(1, np.int64))  # makes the permutation, where there is one
+            starts = self._reader.starts if chosen is None else chosen.starts
+            rows: Rows = Training(partition, starts, chosen, values, query.descending)
+        elif values is not None:
+            rows = Sorted(values, numbers, query.descending)
+        else:
+            assert numbers is not None
+            rows = Stored(len(numbers), numbers)
+        return self._kept.put(query, rows, rows.bytes)
+
+    def _choose(self, query: Query) -> Selection:
+        """Choose the records that meet all conditions, in the background."""
+        key = _choice(query)
+        found: Selection | None = self._kept.get(key)
+        if found is not None:
+            return found
+        wanted = conditions(query.where)
+        if query.label is not None:
+            text = query.label if isinstance(query.label, int) else Word(query.label)
+            wanted.setdefault("label", All()).append(text)
+        reader = self._reader
+        for name in wanted:
+            self._columns.check(name)
+        marks = mark_where(wanted, self._columns, reader.records, reader.manifest.classes)
+        numbers = np.flatnonzero(marks)
+        return self._kept.put(key, Selection(numbers, reader.starts), numbers.nbytes)
+
+    def _partition(self, query: Query, chosen: Selection | None) -> Partition:
+        """Return the part of a rank in an epoch. Raises OptionError."""
+        reader = self._reader
+        counts = reader.manifest.shard_records if chosen is None else chosen.counts
+        requested = RequestedOptions(
+            query.batch_size,
+            query.shuffle_buffer,
+            query.seed,
+            query.tail,  # type: ignore[arg-type]  # Partition checks it
+            query.spans,
+            query.unit,
+            None if query.shuffle else False,
+            query.nodes,
+        )
+        options = requested.resolve(reader.mean_bytes, records=int(counts.sum()))
+        key = ("epoch", _choice(query), query.epoch, replace(options, tail="pad"))
+        epoch: Epoch | None = self._kept.get(key)
+        if epoch is None:
+            epoch = options.epoch(counts, query.epoch)
+            self._kept.put(key, epoch, epoch_bytes(epoch))
+        return options.partition(epoch, rank=query.rank, world_size=query.world_size)
+
+    @staticmethod
+    def _is_quick(epoch: Epoch) -> bool:
+        """Return True if nothing of this epoch takes long to draw."""
+        return not epoch.shuffles_all or epoch.records <= _QUICK
+
+
+def _chooses(query: Query) -> bool:
+    return bool(query.where) or query.label is not None
+
+
+def _choice(query: Query) -> Hashable:
+    """Return the key of the records that a query chooses."""
+    return "choice", query.where, query.label

@@ -1,0 +1,107 @@
+"""What a view keeps, within a limit of bytes, and the thread that makes what takes long.
+
+Columns of the index, filters, sorted orders and epochs are made once, by one thread: a page waits
+for them for a moment, and then says how far they are. So no request of a browser blocks for long,
+however large the dataset is, and two requests never make the same thing twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class PendingError(Exception):
+    """Say that an answer is being made: `part` of 1 is done. Ask again."""
+
+    def __init__(self, part: float | None) -> None:
+        """part: None where nobody knows it."""
+        what = "Preparing this order" if part is None else f"Reading the index: {part:.0%}"
+        super().__init__(what)
+        self.part = part or 0.0
+
+
+class Kept:
+    """Keep values by key, those used last, within a limit. Safe for threads."""
+
+    def __init__(self, limit: int) -> None:
+        """Keep up to `limit` bytes, and always the newest value."""
+        self._limit = limit
+        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes that are kept."""
+        return self._bytes
+
+    def get(self, key: Hashable) -> Any:
+        """Return a value, or None."""
+        with self._lock:
+            found = self._values.get(key)
+            if found is None:
+                return None
+            self._values.move_to_end(key)
+            return found[0]
+
+    def put(self, key: Hashable, value: T, size: int) -> T:
+        """Keep a value of so many bytes, and return it."""
+        with self._lock:
+            self._bytes += size - self._values.pop(key, (None, 0))[1]
+            self._values[key] = value, size
+            while self._bytes > self._limit and len(self._values) > 1:
+                self._bytes -= self._values.popitem(last=False)[1][1]
+        return value
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        with self._lock:
+            self._values.clear()
+            self._bytes = 0
+
+
+class Background:
+    """Run what takes long in one thread, one thing after another."""
+
+    def __init__(self) -> None:
+        """Start nothing yet."""
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="shardio-view")
+        self._running: dict[Hashable, Future[Any]] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._part: float | None = None  # of the walk over the index that is done
+
+    def __call__(self, key: Hashable, make: Callable[[], T], wait_s: float | None) -> T:
+        """Return what `make` returns; raise PendingError if that takes longer than wait_s seconds.
+
+        The same key asks for the same thing. Raises what `make` raises.
+        """
+        with self._lock:
+            future = self._running.get(key)
+            if future is None:
+                for old in [one for one, begun in self._running.items() if begun.done()]:
+                    del self._running[old]  # nobody came back for it; what it made is in Kept
+                future = self._running[key] = self._pool.submit(make)
+        if not wait([future], wait_s).done:
+            raise PendingError(self._part)
+        with self._lock:
+            self._running.pop(key, None)
+        found: T = future.result()
+        return found
+
+    def tell(self, done: int, total: int) -> None:
+        """Note how far a walk over the index is; end it here if the view was closed."""
+        if self._closed:
+            raise RuntimeError("the view was closed")
+        self._part = done / total if done < total else None
+
+    def close(self) -> None:
+        """End what runs at its next `tell`, and start nothing more."""
+        self._closed = True
+        self._pool.shutdown(cancel_futures=True)
