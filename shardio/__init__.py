@@ -50,7 +50,7 @@ The rooms of the package; each imports only from those above it:
     packing/    pack: sources, plan, shards, commit; Writer; index, export, unpack, verify, gc
     loader/     feed: ShardLoader, its processes and buffers; the device
     tuning/     advise: explain, tune, bench, meter, plot
-    viewer/     look: pages of records in any order, one record, histograms; no server
+    viewer/     look: records in any order, histograms; the pages and server of `shardio view`
     cli/        the commands, and the demo
 """
 

@@ -287,7 +287,7 @@ GOES_ON = "what is finished is kept; run the same command again to go on"  # aft
 
 # Options by the group that `--help` shows them in, the same in all commands.
 GROUPS = {
-    "What to read": "from files root fields where class classes shard key field splits",
+    "What to read": "from files root fields where class classes shard key field split splits",
     "Images": "resize quality encode jpeg-tiles keep-original max-pixels decode size",
     "Shards and order": "format shard-size max-records shuffle seed keys",
     "Training": (
@@ -300,7 +300,7 @@ GROUPS = {
     ),
     "Object stores": "store-option timeout target-option",
     "Options": "",  # that only one command has
-    "Output": "out output plot overwrite json quiet",
+    "Output": "out output plot html overwrite json quiet",
 }
 
 JSON = option("--json", text="one JSON object on stdout", default=False)

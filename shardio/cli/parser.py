@@ -20,6 +20,7 @@ from .convert import COPY, EXPORT, INDEX, UNPACK
 from .look import CAT, INFO, LS, VERIFY
 from .output import Output, paint
 from .pack import COMMIT, GC, PACK, PLAN
+from .view import VIEW
 
 
 def _completion(output: Output, *, shell: str) -> int:
@@ -53,6 +54,7 @@ COMMANDS = (
         LS,
         CAT,
         VERIFY,
+        VIEW,
         EXPLAIN,
         TUNE,
         BENCH,

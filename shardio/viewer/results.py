@@ -122,6 +122,24 @@ class Page:
 
 
 @dataclass(frozen=True)
+class Batch:
+    """The records of one batch of a rank, in its order, without repeats."""
+
+    step: int
+    numbers: tuple[int, ...]
+    labels: tuple[int | None, ...] | None  # None: not known yet, or there are none
+    shards: int  # that they lie in
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Batches that follow each other, known without reading a record."""
+
+    batches: tuple[Batch, ...]
+    pending: float | None = None  # part of the index that is read: labels come later, ask again
+
+
+@dataclass(frozen=True)
 class Bins:
     """A histogram of numbers: counts[i] values in [edges[i], edges[i + 1])."""
 

@@ -29,10 +29,12 @@ from .kept import Background, Kept, PendingError
 from .pictures import image_fields
 from .records import Records
 from .results import (
+    Batch,
     Card,
     Checked,
     ClassCount,
     Damaged,
+    Drawn,
     FieldInfo,
     Histograms,
     Page,
@@ -191,6 +193,43 @@ class View(Records):
         note = "" if rows.total else "No record meets these conditions"
         cards = self._page_cards(query, rows, positions)
         return Page(cards, start, rows.total, following, steps, note=note or self._unread())
+
+    def batches(self, query: Query, count: int, *, wait_s: float | None = WAIT_S) -> Drawn:
+        """Return up to `count` batches in training order, from `query.step` on.
+
+        Labels come from the index, whose reading is waited for as `page` does.
+        """
+        try:
+            rows = self._answers.rows(query, wait_s)
+        except PendingError as pending:
+            return Drawn((), pending.part)
+        if not isinstance(rows, Training):
+            return Drawn(())
+        first, size = query.step or 0, rows.batch_size
+        steps = range(first, min(first + count, rows.partition.steps))
+        labels, part, key = None, None, ("column", "label")
+        if "label" in self._columns.names:
+            labels = self._kept.get(key)
+            try:
+                if labels is None:
+                    labels = self._background(key, lambda: self._columns("label"), wait_s)
+            except PendingError as pending:
+                part = pending.part
+        found = []
+        for step in steps:
+            numbers, _, _, valid = rows.rows(step * size, min((step + 1) * size, rows.total))
+            numbers = numbers[valid]
+            own = None if labels is None or labels.dtype.kind not in "iu" else labels[numbers]
+            shards = np.unique(np.searchsorted(self._reader.starts, numbers, side="right"))
+            found.append(
+                Batch(
+                    step,
+                    tuple(numbers.tolist()),
+                    None if own is None else tuple(own.tolist()),  # None where masked
+                    len(shards),
+                )
+            )
+        return Drawn(tuple(found), part)
 
     def _search(
         self,

@@ -57,6 +57,7 @@ COMMANDS = (
         "ls",
         "cat",
         "verify",
+        "view",
         "explain",
     ),
     *("tune", "bench", "demo", "gc", "copy", "cache", "completion"),
@@ -214,6 +215,7 @@ def test_no_command_imports_torch(name: str, source: Path, out: Path, tmp_path: 
         "copy": [out, tmp_path / "copy"],
         "cat": [out, "0"],
         "tune": [out, "--batch-size", "4"],
+        "view": [out, "--port", "70000"],  # which is none
         "bench": [out, "--workers", "0"],  # which fails soon: these files are no images
         "cache": ["ls", out],
         "completion": ["bash"],

@@ -92,8 +92,9 @@ def test_every_command_has_examples_of_itself(name: str, monkeypatch: pytest.Mon
         assert words[0] == "shardio" and command.name == words[1]
 
 
-# Of a store or another disk; of one part of several; of seconds, and tested with their modules.
-ELSEWHERE = re.compile(r"://|/nvme|--wait|1/8|shardio (?:bench|demo)")
+# Of a store or another disk; of one part of several; of seconds, and tested with their modules;
+# one that serves until Ctrl-C.
+ELSEWHERE = re.compile(r"://|/nvme|--wait|1/8|shardio (?:bench|demo)|view packed$")
 
 
 @pytest.mark.parametrize("example", [one for _, one in EXAMPLES if not ELSEWHERE.search(one)])

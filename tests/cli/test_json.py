@@ -41,6 +41,7 @@ CALLS = {
     "cat": "out 0",
     "cat --output": "first.jpg out 0",
     "verify": "out",
+    "view --html": "report.html out",
     "explain": "out",
     "tune": "out --batch-size 4",
     "gc": "out",

@@ -127,6 +127,18 @@ def test_ls_and_cat_say_the_same_by_url(folder: Path, web: servers.Web, name: st
     assert there == here and there[0] == there[1]
 
 
+@pytest.mark.parametrize("name", ["record", "tars", "splits"])
+def test_a_report_is_the_same_by_url(
+    folder: Path, web: servers.Web, tmp_path: Path, name: str
+) -> None:
+    found = []
+    for number, at in enumerate((web.url, str(folder))):
+        file = tmp_path / f"{number}.html"
+        run("view", f"{at}/{name}", "--html", file)
+        found.append(file.read_text().replace(at, ""))
+    assert found[0] == found[1] and "histogram" in found[0]
+
+
 @pytest.mark.parametrize("name", [*KINDS, "splits"])
 def test_unpack_and_export_write_the_same_by_url(
     folder: Path, web: servers.Web, tmp_path: Path, name: str

@@ -188,6 +188,11 @@ PAGES = {
             unrun={"shardio bench": "takes seconds; tests/tuning/test_bench.py"},
         ),
         Page(
+            "docs/guides/view.md",
+            packed_flowers,
+            unrun={"--port 8000": "serves until Ctrl-C; tests/viewer/test_page.py"},
+        ),
+        Page(
             "docs/guides/multi-gpu.md",
             packed_flowers,
             smaller=(

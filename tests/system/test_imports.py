@@ -55,6 +55,7 @@ DOORS = {  # what only these modules import
         "dataset.whereabouts",
         "tuning.contest",
     },
+    "jinja2": {"viewer.render"},
     "lmdb": {"formats.foreign.caffe_writer"},
     "matplotlib": {"tuning.plot", "cli.poster"},
     "google_crc32c": {"formats.foreign.tfrecord"},

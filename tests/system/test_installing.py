@@ -163,6 +163,8 @@ def test_the_wheel_is_called_shardio_torch(source: Path, tmp_path: Path) -> None
         assert b"shardio = shardio.cli.main:main" in wheel.read(f"{info}/entry_points.txt")
         assert not [name for name in wheel.namelist() if name.endswith((".c", ".h"))]
         assert "shardio/py.typed" in wheel.namelist()
+        for name in ("static/viewer.css", "static/viewer.js", "templates/base.html"):
+            assert f"shardio/viewer/{name}" in wheel.namelist()
 
 
 def chosen(folder: Path) -> str:

@@ -1,0 +1,72 @@
+"""`view`: look at a dataset in a browser."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from typing import Any
+
+from .command import OUT, ROOT, STORE, Command, option, take_storage
+from .exit_codes import DONE
+from .output import Output
+
+
+def _view(
+    output: Output,
+    *,
+    path: str,
+    split: str | None = None,
+    port: int = 0,
+    html: str | None = None,
+    overwrite: bool = False,
+    **call: Any,
+) -> int:
+    from ..viewer import report
+    from ..viewer.pages import Pages
+    from ..viewer.server import LOOPBACK, Server
+    from ..viewer.views import Views
+
+    if html is not None:
+        report.check(html, overwrite)
+    storage = take_storage(call)
+    with closing(Views(path, split=split, storage=storage)) as views:
+        if html is not None:
+            found = report.save(views.of(), html, overwrite=overwrite)
+            return output.show(found, vars(found))
+        server = Server(Pages(views), port)
+        try:
+            output.show(
+                f"{server.url}\n"
+                f"From another machine, first: ssh -L {server.port}:{LOOPBACK}:{server.port} HOST\n"
+                "Ctrl-C ends it.",
+                {"url": server.url, "port": server.port},
+                server.url,
+            )
+            sys.stdout.flush()
+            server.serve_forever()
+        except KeyboardInterrupt:  # the way to end it
+            return DONE
+        finally:
+            server.server_close()
+    return DONE
+
+
+VIEW = Command(
+    "view",
+    "look at a dataset in a browser",
+    _view,
+    "storage.options:Storage",
+    OUT,
+    option("--split", "NAME", "show this one of several splits first (default: train)"),
+    option("--port", "N", "listen here (default: any free port)"),
+    option("--html", "FILE", "write a report, one file for a browser, and serve nothing"),
+    option("--overwrite", text="replace FILE if it exists"),
+    ROOT,
+    *STORE,
+    examples=(
+        "shardio view packed",
+        "shardio view s3://bucket/packed --port 8000",
+        "shardio view packed --html report.html",
+    ),
+    forks=False,
+)

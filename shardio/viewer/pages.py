@@ -1,0 +1,250 @@
+"""The pages of the viewer, by their addresses: records, one record, the summary, damage, pictures.
+
+Pages are whole without JavaScript; static/viewer.js adds keys. What a page shows is in its address
+(address.py), and all that it says is escaped where the templates are filled in (render.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from functools import cache
+from http import HTTPStatus
+from importlib.resources import files
+from typing import Any, Final
+
+from ..errors import OptionError, ShardioError, printable
+from ..machine import processors
+from . import charts, grid
+from .address import Fields, Place, read_number, read_place, write_query
+from .render import render
+from .results import Crop, Picture, Record
+from .server import Answer
+from .shell import shell
+from .view import View
+from .views import Views
+
+_STATIC: Final = {
+    "viewer.css": "text/css; charset=utf-8",
+    "viewer.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+    "broken.svg": "image/svg+xml",
+}
+_WHOLE: Final = 4 << 20  # bytes of an image that a record's page shows as it is stored
+_SIDE: Final = 1600  # pixels, of larger ones
+_CROPS: Final = 4  # epochs whose crops a record's page shows
+_CLASSES: Final = 60  # bars of classes on a page, unless all are asked for
+
+
+class Pages:
+    """The site of a dataset, or of its splits."""
+
+    def __init__(self, views: Views) -> None:
+        """Show these views."""
+        self._views = views
+        self._decoders = threading.BoundedSemaphore(max(2, processors()))
+        self._pages: dict[str, Callable[[str, Fields, Place], Answer]] = {
+            "": self._records,
+            "record": self._record,
+            "summary": self._summary,
+            "damage": self._damage,
+            "image": self._image,
+            "crop": self._crop,
+            "go": self._go,
+        }
+
+    def __call__(self, path: str, fields: Fields) -> Answer:
+        """Answer one request."""
+        name, _, rest = path.partition("/")
+        if name == "static" and rest in _STATIC:
+            return Answer(static(rest), _STATIC[rest])
+        try:
+            if name not in self._pages or (rest and name not in ("record", "image", "crop")):
+                raise IndexError("there is no such page")
+            return self._pages[name](rest, fields, read_place(fields))
+        except IndexError as error:
+            return _failure(HTTPStatus.NOT_FOUND, str(error))
+        except OptionError as error:
+            return _failure(HTTPStatus.BAD_REQUEST, str(error))
+        except ShardioError as error:
+            return _failure(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+
+    def _page(self, name: str, view: View, place: Place, **values: Any) -> Answer:
+        """Fill in the template of a page, and what all pages show around it."""
+        own = shell(view.summary(), self._views.splits, place)
+        return Answer(render(f"{name or 'records'}.html", current=name, **own, **values))
+
+    # --- records ----------------------------------------------------------------------------------
+
+    def _records(self, rest: str, fields: Fields, place: Place) -> Answer:
+        if place.fields() != fields:  # a form sends all its fields, most of them empty
+            return _moved(place.at())
+        view = self._views.of(place.split)
+        try:
+            found = grid.records(view, place)
+        except OptionError as error:  # the form stays, so that it can be mended
+            found = grid.nothing(str(error))
+        return self._page("", view, place, **found)
+
+    def _go(self, rest: str, fields: Fields, place: Place) -> Answer:
+        """Lead to the record that a number or a whole key names."""
+        text = fields.get("record", [""])[-1].strip()
+        view = self._views.of(place.split)
+        digits = text.replace(",", "").replace("_", "")
+        is_number = digits.isascii() and digits.isdigit() and len(digits) < 19
+        number = int(digits) if is_number else view.find(text)
+        total = view.summary().records
+        if number is None or number >= total:
+            raise IndexError(
+                f"{printable(text)!r} is neither the number of a record, which are 0 to "
+                f"{total - 1:,}, nor a whole key; the search finds parts of keys"
+            )
+        return _moved(Place(split=place.split).at(f"record/{number}"))
+
+    # --- one record -------------------------------------------------------------------------------
+
+    def _record(self, rest: str, fields: Fields, place: Place) -> Answer:
+        view = self._views.of(place.split)
+        record = view.record(read_number("record", rest))
+        crop = _CropForm.read(fields)
+        crops: tuple[Crop, ...] = ()
+        why = ""
+        if view.summary().main_image is not None and not record.damaged:
+            try:
+                epochs = range(place.query.epoch, place.query.epoch + _CROPS)
+                crops = view.crops(record.number, epochs, **crop.options(place))
+            except (ShardioError, KeyError) as error:
+                why = str(error)
+        at = read_number("at", fields["at"][-1]) if "at" in fields else None
+        return self._page(
+            "record",
+            view,
+            place,
+            record=record,
+            side=None if _whole(record) else _SIDE,
+            crop=crop,
+            crops=crops,
+            fields=fields,
+            why_no_crops=why,
+            masks=[field.name for field in record.fields if field.mask],
+            around=grid.around(view, place, record.number, at),
+        )
+
+    # --- the dataset ------------------------------------------------------------------------------
+
+    def _summary(self, rest: str, fields: Fields, place: Place) -> Answer:
+        view = self._views.of(place.split)
+        by = fields.get("by", ["label"])[-1]
+        found = view.histograms(place.query)
+        most = len(found.classes) if "all" in fields else _CLASSES
+
+        chosen = Place(dataclasses.replace(place.query, search="", step=None), split=place.split)
+
+        def sorted_by(order: str, whole: bool = False) -> str:
+            address = place.at("summary")
+            more = write_query({"by": [order]} | ({"all": ["1"]} if whole else {}))
+            return address + (more.replace("?", "&") if "?" in address else more)
+
+        return self._page(
+            "summary",
+            view,
+            place,
+            found=found,
+            narrowed=found.records < view.summary().records,
+            bars=charts.class_bars(found.classes, by, most),
+            histograms=[charts.histogram(one) for one in found.bins],
+            by=by,
+            summary_address=sorted_by,
+            class_address=lambda label: chosen.at(
+                **{"where": (*place.query.where, "label=null")}
+                if label is None
+                else {"label": label}
+            ),
+            where_address=lambda where: chosen.at(where=(*place.query.where, *where)),
+        )
+
+    def _damage(self, rest: str, fields: Fields, place: Place) -> Answer:
+        view = self._views.of(place.split)
+        checked = None
+        if "check" in fields:
+            checked = view.check(read_number("check", fields["check"][-1]))
+        return self._page(
+            "damage",
+            view,
+            place,
+            checked=checked,
+            damaged=view.damaged(),
+            rejected=view.rejected(),
+        )
+
+    # --- pictures ---------------------------------------------------------------------------------
+
+    def _image(self, rest: str, fields: Fields, place: Place) -> Answer:
+        side = min(read_number("side", fields["side"][-1]), 4096) if "side" in fields else None
+        field = fields["field"][-1] if "field" in fields else None
+        view, number = self._views.of(place.split), read_number("record", rest)
+        overlay = "overlay" in fields
+        return self._picture(lambda: view.image(number, field, side, overlay=overlay))
+
+    def _crop(self, rest: str, fields: Fields, place: Place) -> Answer:
+        view, number = self._views.of(place.split), read_number("record", rest)
+        options = _CropForm.read(fields).options(place)
+        return self._picture(lambda: view.crop_image(number, place.query.epoch, **options))
+
+    def _picture(self, make: Callable[[], Picture]) -> Answer:
+        """Make a picture, or answer by one that says that there is none."""
+        try:
+            with self._decoders:
+                data, kind = make()
+        except (ShardioError, KeyError):
+            return Answer(static("broken.svg"), _STATIC["broken.svg"], HTTPStatus.NOT_FOUND)
+        return Answer(data, kind, kept=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _CropForm:
+    """What the form of the crops asks for."""
+
+    size: int = 224
+    scale: float = 0.08
+
+    @staticmethod
+    def read(fields: Fields) -> _CropForm:
+        """Read it from an address. Raises OptionError."""
+        given = {name: fields[name][-1] for name in ("size", "scale") if fields.get(name, [""])[-1]}
+        size = read_number("size", given.get("size", "224"))
+        try:
+            scale = float(given.get("scale", "0.08"))
+        except ValueError:
+            scale = 0.0
+        if not (0 < scale <= 1 and 0 < size <= _SIDE):
+            raise OptionError(
+                f"crops: expected a size of 1 to {_SIDE}, and a least scale above 0 and up to 1"
+            )
+        return _CropForm(size, scale)
+
+    def options(self, place: Place) -> dict[str, Any]:
+        """Return the options of View.crops."""
+        return {"size": self.size, "scale": (self.scale, 1.0), "seed": place.query.seed}
+
+
+@cache
+def static(name: str) -> bytes:
+    """Return a file of the viewer's own."""
+    return files("shardio.viewer").joinpath("static", name).read_bytes()
+
+
+def _whole(record: Record) -> bool:
+    """Return True for a record whose image is sent as it is stored."""
+    return record.bytes <= _WHOLE
+
+
+def _failure(status: HTTPStatus, text: str) -> Answer:
+    """Return a page that says what is wrong."""
+    return Answer(render("failure.html", title=status.phrase, text=text), status=status)
+
+
+def _moved(address: str) -> Answer:
+    """Lead the browser to another page here."""
+    return Answer(b"", status=HTTPStatus.SEE_OTHER, location=address)
