@@ -75,7 +75,7 @@ class Columns:
         for number in range(reader.manifest.shards):
             self._background.tell(number, reader.manifest.shards)
             reader.will_open(range(number + 1, min(number + 1 + _AHEAD, reader.manifest.shards)))
-            self._take(number, gathered)
+            self.take(number, gathered)
         self._background.tell(reader.manifest.shards, reader.manifest.shards)
         found: dict[str, Column] = {}
         for name, of_name in gathered.items():
@@ -84,7 +84,7 @@ class Columns:
             found[name] = column
         return found[wanted]
 
-    def _take(self, number: int, gathered: Mapping[str, _Gathered]) -> None:
+    def take(self, number: int, gathered: Mapping[str, _Gathered]) -> None:
         """Take the columns of one shard; they have no values if its index is damaged."""
         start, stop = self._reader.starts[number : number + 2].tolist()
         try:

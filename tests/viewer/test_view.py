@@ -422,13 +422,13 @@ def test_splits_are_opened_by_name_the_training_one_by_default(tmp_path: Path) -
 
 
 def test_a_page_does_not_wait_for_the_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    go, plainly = threading.Event(), Columns._take
+    go, plainly = threading.Event(), Columns.take
 
     def take(self: Columns, number: int, gathered: Any) -> None:
         assert go.wait(60)
         plainly(self, number, gathered)
 
-    monkeypatch.setattr(Columns, "_take", take)
+    monkeypatch.setattr(Columns, "take", take)
     with open_view(folder) as view:
         page = view.page(Query(label="dog"), wait_s=0.0)
         counted = view.histograms(wait_s=0.0)
@@ -503,11 +503,9 @@ def test_nothing_of_it_imports_torch() -> None:
 def test_a_network_that_fails_is_no_damage(tmp_path: Path) -> None:
     make(tmp_path / "data", [20, 20], image=jpeg)
     with servers.nginx(tmp_path) as web:
-        view = open_view(f"{web.url}/data", storage=shardio.Storage(timeout_s=0.1))
-    with view:  # the server is gone
-        with pytest.raises(StorageError):
-            ask(view, label="cat")
-        assert view.page(count=1).cards[0].damaged
+        view = open_view(f"{web.url}/data", storage=shardio.Storage(timeout_s=3.0))
+    with view, pytest.raises(StorageError):  # the server is gone
+        ask(view, label="cat")
     with servers.nginx(tmp_path) as web, open_view(f"{web.url}/data") as view:
         assert ask(view, label="cat").total == 14
 
