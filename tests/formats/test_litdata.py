@@ -262,6 +262,7 @@ def test_an_arrow_table_of_text_is_refused_with_the_way_out(tmp_path: Path) -> N
             DamageError,
             "15 leaves, but 14",
         ),
+        (lambda all: all["config"].update(compression=10**300), DamageError, "compression is 1"),
         (lambda all: all["config"].update(data_spec="[2, null]"), DamageError, "version 2"),
         (lambda all: all["config"].update(data_spec="[1, 3]"), DamageError, r"index\.json"),
         (lambda all: all["config"].update(data_spec="[" * 99_999), DamageError, r"index\.json"),
@@ -302,6 +303,24 @@ def test_sizes_are_compared_before_anything_is_inflated(
     monkeypatch.setattr(inflate, "_RATIO", 1)
     with pytest.raises(DamageError, match="would become"):
         index(golden(name, tmp_path))
+
+
+def test_frames_over_each_other_are_bounded_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inflate, "_FREE", 0)
+    monkeypatch.setattr(inflate, "_RATIO", 2)
+    folder, count = golden("frames", tmp_path), 100
+    frame = zstandard.compress(np.random.default_rng(0).bytes(1000))
+    at = 24 + 4 * (count + 1) + 24 * count
+    data = struct.pack("<8sHHIII", b"LDFZ01", 1, 0, count, 1, count)
+    data += struct.pack(f"<{count + 1}I", *range(0, 1000 * count + 1, 1000))
+    data += b"".join(struct.pack("<IIQII", n, 1, at, len(frame), 1000) for n in range(count))
+    (folder / "chunk-0-0.bin").write_bytes(data + frame)
+    size = len(data + frame)
+    change(folder, lambda all: all["chunks"][0].update(chunk_bytes=size, chunk_size=count))
+    with pytest.raises(DamageError, match="bytes that would become 100,000"):
+        index(folder)
 
 
 @pytest.mark.parametrize("name", ["whole", "frames", "items"])
