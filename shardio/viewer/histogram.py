@@ -60,10 +60,10 @@ def bin_numbers(name: str, column: Column) -> Bins | None:
             counts += np.bincount(places.astype(np.intp), minlength=bins)
         return Bins(name, tuple(range(low, low + bins * width + 1, width)), tuple(counts.tolist()))
     else:
-        part = 0.5 if math.isinf(high - low) else 1.0  # differences that no float holds
+        factor = 0.5 if math.isinf(high - low) else 1.0  # differences that no float holds
         edges = np.array([low, high])
         if low < high:
-            edges = np.linspace(low * part, high * part, BINS + 1) / part
+            edges = np.linspace(low * factor, high * factor, BINS + 1) / factor
     counts = np.zeros(len(edges) - 1, np.int64)
     for part in _parts(data):
         counts += np.histogram(part, edges)[0]
