@@ -107,8 +107,8 @@ def find_boxes(
     """Return the boxes of a record: COCO's annotations, or rows of a field with box in its name.
 
     At most the first 1,000 of each field. All are [x, y, width, height] in pixels of the original
-    image, whose size is in the fields `width` and `height` where packing made the image smaller:
-    they are scaled then.
+    image. If packing made the image smaller, its original size is in the fields `width` and
+    `height`, and boxes are scaled.
     """
     found: list[Box] = []
     x_scale, y_scale = _scales(sample, main)

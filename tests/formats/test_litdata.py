@@ -6,7 +6,7 @@ import resource
 import shutil
 import signal
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support.conformance import FormatConformance
 from support.conformance import sample as make_sample
+from support.litdata_writer import LEAF, item, save
 from support.trees import shardio_json
 
 import shardio
@@ -105,17 +106,6 @@ def test_fields_and_keys(tmp_path: Path) -> None:
     assert shardio.open(pair)[4]["image"].size == (5, 5)
 
 
-# --- a writer that shares no line with the reader -------------------------------------------------
-
-LEAF = {"type": None, "context": None, "children_spec": []}
-
-
-def spec(*names: str) -> str:
-    children = [LEAF] * len(names)
-    top = {"type": "builtins.dict", "context": json.dumps(names), "children_spec": children}
-    return json.dumps([1, top])
-
-
 def encode(format: str, value: Any) -> bytes:
     if format in ("int", "float", "bool"):
         return struct.pack({"int": "<q", "float": "<d", "bool": "<?"}[format], value)
@@ -125,27 +115,6 @@ def encode(format: str, value: Any) -> bytes:
     if format == "json":
         return json.dumps(value).encode()
     return value.encode() if isinstance(value, str) else bytes(value)
-
-
-def item(leaves: Sequence[bytes]) -> bytes:
-    return struct.pack(f"<{len(leaves)}I", *map(len, leaves)) + b"".join(leaves)
-
-
-def chunk(items: Sequence[bytes]) -> bytes:
-    offsets = [4 + 4 * (len(items) + 1)]
-    for one in items:
-        offsets.append(offsets[-1] + len(one))
-    return struct.pack(f"<{len(offsets) + 1}I", len(items), *offsets) + b"".join(items)
-
-
-def save(folder: Path, formats: Mapping[str, str], items: Sequence[bytes], **config: Any) -> Path:
-    """One chunk of items, and its index.json."""
-    path, data = folder / "chunk-0-0.bin", chunk(items)
-    path.write_bytes(data)
-    given = {"data_format": [*formats.values()], "data_spec": spec(*formats), "compression": None}
-    row = {"filename": path.name, "chunk_size": len(items), "chunk_bytes": len(data), "dim": None}
-    (folder / "index.json").write_text(json.dumps({"chunks": [row], "config": given | config}))
-    return path
 
 
 def one(folder: Path, format: str, data: bytes) -> Any:
