@@ -260,7 +260,7 @@ def _value(classes: Sequence[str] | None, name: str, value: Any, texts: bool) ->
         return key_text(value)
     if isinstance(value, str) and name == "label" and not (texts and classes is None):
         if isinstance(value, Word) and value.isdecimal() and value not in (classes or ()):
-            return int(value)
+            return _number(name, value)
         return class_index(classes, value)
     if isinstance(value, str) and texts:
         return value

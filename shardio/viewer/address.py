@@ -18,6 +18,7 @@ Fields = dict[str, list[str]]  # by name, the values in the order of the address
 _MOST_FIELDS: Final = 100
 PAGE: Final = 96  # records: divides into rows of 2, 3, 4, 6, 8 and 12
 MOST: Final = 512  # records on a page
+_MOST_PARTS: Final = 1 << 16  # records of a batch, ranks, spans, nodes
 
 
 def read_query(text: str) -> Fields:
@@ -104,6 +105,14 @@ def read_number(name: str, text: str) -> int:
     raise OptionError(f"{name}: expected a whole number from 0 on, found {printable(text)!r}")
 
 
+def _part(name: str, text: str) -> int:
+    """Read a number of which as many values are made, so that no address takes all memory."""
+    number = read_number(name, text)
+    if number > _MOST_PARTS:
+        raise OptionError(f"{name} is {number:,}: pages show up to {_MOST_PARTS:,}")
+    return number
+
+
 def _size(name: str, text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else text
 
@@ -125,9 +134,10 @@ def _text(name: str, text: str) -> str:
 _READERS: Final[dict[str, Callable[[str, str], Any]]] = {
     "order": _order,
     **dict.fromkeys(
-        ("epoch", "rank", "world_size", "step", "batch_size", "seed", "spans", "unit", "nodes"),
+        ("epoch", "rank", "step", "seed"),
         read_number,
     ),
+    **dict.fromkeys(("world_size", "batch_size", "spans", "unit", "nodes"), _part),
     "shuffle": _switch,
     "shuffle_buffer": _size,
     "label": read_number,

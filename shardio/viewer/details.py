@@ -18,6 +18,7 @@ from .pictures import SHOWABLE, Header, as_file, read_header
 from .results import Box, FieldValue, Tiles
 
 _LONGEST = 20_000  # characters of a value that are shown
+_BOXES = 1_000  # of a field that are shown
 _MASKS = ("P", "L", "1", "I", "I;16", "I;16B")  # modes of images that may hold class numbers
 
 
@@ -105,8 +106,9 @@ def find_boxes(
 ) -> tuple[Box, ...]:
     """Return the boxes of a record: COCO's annotations, or rows of a field with box in its name.
 
-    All are [x, y, width, height] in pixels of the original image, whose size is in the fields
-    `width` and `height` where packing made the image smaller: they are scaled then.
+    At most the first 1,000 of each field. All are [x, y, width, height] in pixels of the original
+    image. If packing made the image smaller, its original size is in the fields `width` and
+    `height`, and boxes are scaled.
     """
     found: list[Box] = []
     x_scale, y_scale = _scales(sample, main)
@@ -115,10 +117,10 @@ def find_boxes(
         if kind not in ("json", "array") or value is None:
             continue
         if isinstance(value, np.ndarray):
-            value = value.tolist() if value.ndim == 2 else []
+            value = value[:_BOXES].tolist() if value.ndim == 2 else []
         if not isinstance(value, list):
             continue
-        for one in value:
+        for one in value[:_BOXES]:
             label, numbers = "", one
             if isinstance(one, dict):
                 numbers, label = one.get("bbox"), _label(one, classes)
@@ -149,7 +151,7 @@ def _box(numbers: Any, x_scale: float, y_scale: float, label: str) -> Box | None
         return None
     try:
         x, y, width, height = (float(number) for number in numbers[:4])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return Box(x * x_scale, y * y_scale, width * x_scale, height * y_scale, label)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,7 +45,8 @@ def bin_numbers(name: str, column: Column) -> Bins | None:
         return None
     data = data.view(np.uint8) if data.dtype.kind == "b" else data
     low, high = data.min().item(), data.max().item()
-    middle = float(np.median(data[:: max(1, len(data) // 10_000)]))
+    with np.errstate(over="ignore"):
+        middle = float(np.median(data[:: max(1, len(data) // 10_000)]))
     if low > 0 and high > _SKEWED * middle:
         edges = np.geomspace(low, high, BINS + 1)
     elif data.dtype.kind in "iu":  # as many values in each bin
@@ -58,7 +60,10 @@ def bin_numbers(name: str, column: Column) -> Bins | None:
             counts += np.bincount(places.astype(np.intp), minlength=bins)
         return Bins(name, tuple(range(low, low + bins * width + 1, width)), tuple(counts.tolist()))
     else:
-        edges = np.linspace(low, high, BINS + 1) if low < high else np.array([low, high])
+        share = 0.5 if math.isinf(high - low) else 1.0  # differences that no float holds
+        edges = np.array([low, high])
+        if low < high:
+            edges = np.linspace(low * share, high * share, BINS + 1) / share
     counts = np.zeros(len(edges) - 1, np.int64)
     for part in _parts(data):
         counts += np.histogram(part, edges)[0]

@@ -31,7 +31,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from ..errors import OptionError
+from ..errors import OptionError, printable
 from .address import Fields, read_query, write_query
 from .render import render
 
@@ -137,7 +137,8 @@ class Server(socketserver.ThreadingTCPServer):
         """Say in one line what went wrong, unless the client has just gone away."""
         error = sys.exception() if sys.version_info >= (3, 11) else sys.exc_info()[1]
         if not isinstance(error, (ConnectionError, TimeoutError)):
-            print(f"shardio: view: {type(error).__name__}: {error}", file=sys.stderr)
+            text = printable(f"{type(error).__name__}: {error}", 1_000)
+            print(f"shardio: view: {text}", file=sys.stderr)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -6,7 +6,7 @@ import resource
 import shutil
 import signal
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support.conformance import FormatConformance
 from support.conformance import sample as make_sample
+from support.litdata_writer import LEAF, item, save
 from support.trees import shardio_json
 
 import shardio
@@ -105,17 +106,6 @@ def test_fields_and_keys(tmp_path: Path) -> None:
     assert shardio.open(pair)[4]["image"].size == (5, 5)
 
 
-# --- a writer that shares no line with the reader -------------------------------------------------
-
-LEAF = {"type": None, "context": None, "children_spec": []}
-
-
-def spec(*names: str) -> str:
-    children = [LEAF] * len(names)
-    top = {"type": "builtins.dict", "context": json.dumps(names), "children_spec": children}
-    return json.dumps([1, top])
-
-
 def encode(format: str, value: Any) -> bytes:
     if format in ("int", "float", "bool"):
         return struct.pack({"int": "<q", "float": "<d", "bool": "<?"}[format], value)
@@ -125,27 +115,6 @@ def encode(format: str, value: Any) -> bytes:
     if format == "json":
         return json.dumps(value).encode()
     return value.encode() if isinstance(value, str) else bytes(value)
-
-
-def item(leaves: Sequence[bytes]) -> bytes:
-    return struct.pack(f"<{len(leaves)}I", *map(len, leaves)) + b"".join(leaves)
-
-
-def chunk(items: Sequence[bytes]) -> bytes:
-    offsets = [4 + 4 * (len(items) + 1)]
-    for one in items:
-        offsets.append(offsets[-1] + len(one))
-    return struct.pack(f"<{len(offsets) + 1}I", len(items), *offsets) + b"".join(items)
-
-
-def save(folder: Path, formats: Mapping[str, str], items: Sequence[bytes], **config: Any) -> Path:
-    """One chunk of items, and its index.json."""
-    path, data = folder / "chunk-0-0.bin", chunk(items)
-    path.write_bytes(data)
-    given = {"data_format": [*formats.values()], "data_spec": spec(*formats), "compression": None}
-    row = {"filename": path.name, "chunk_size": len(items), "chunk_bytes": len(data), "dim": None}
-    (folder / "index.json").write_text(json.dumps({"chunks": [row], "config": given | config}))
-    return path
 
 
 def one(folder: Path, format: str, data: bytes) -> Any:
@@ -293,6 +262,7 @@ def test_an_arrow_table_of_text_is_refused_with_the_way_out(tmp_path: Path) -> N
             DamageError,
             "15 leaves, but 14",
         ),
+        (lambda all: all["config"].update(compression=10**300), DamageError, "compression is 1"),
         (lambda all: all["config"].update(data_spec="[2, null]"), DamageError, "version 2"),
         (lambda all: all["config"].update(data_spec="[1, 3]"), DamageError, r"index\.json"),
         (lambda all: all["config"].update(data_spec="[" * 99_999), DamageError, r"index\.json"),
@@ -329,10 +299,28 @@ def test_copies_that_litdata_inflated_are_told_from_the_chunks(tmp_path: Path) -
 def test_sizes_are_compared_before_anything_is_inflated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(inflate, "_FREE", 0)
-    monkeypatch.setattr(inflate, "_RATIO", 1)
+    monkeypatch.setattr(inflate, "FREE", 0)
+    monkeypatch.setattr(inflate, "RATIO", 1)
     with pytest.raises(DamageError, match="would become"):
         index(golden(name, tmp_path))
+
+
+def test_frames_over_each_other_are_bounded_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inflate, "FREE", 0)
+    monkeypatch.setattr(inflate, "RATIO", 2)
+    folder, count = golden("frames", tmp_path), 100
+    frame = zstandard.compress(np.random.default_rng(0).bytes(1000))
+    at = 24 + 4 * (count + 1) + 24 * count
+    data = struct.pack("<8sHHIII", b"LDFZ01", 1, 0, count, 1, count)
+    data += struct.pack(f"<{count + 1}I", *range(0, 1000 * count + 1, 1000))
+    data += b"".join(struct.pack("<IIQII", n, 1, at, len(frame), 1000) for n in range(count))
+    (folder / "chunk-0-0.bin").write_bytes(data + frame)
+    size = len(data + frame)
+    change(folder, lambda all: all["chunks"][0].update(chunk_bytes=size, chunk_size=count))
+    with pytest.raises(DamageError, match="bytes that would become 100,000"):
+        index(folder)
 
 
 @pytest.mark.parametrize("name", ["whole", "frames", "items"])

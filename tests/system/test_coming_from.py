@@ -5,11 +5,12 @@ the new ones, and test_the_old_lines_agree does so where benchmarks/setup_rivals
 """
 
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import doc_blocks
+from support import doc_blocks, litdata_writer
 from support.trees import ROOT
 
 import shardio
@@ -56,11 +57,23 @@ def saved() -> None:
     Path("hf/state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
 
 
+def chunks() -> None:
+    """Make what `litdata.optimize` makes of photos/."""
+    photos()
+    files = sorted(Path("photos").glob("*/*"))
+    items = [
+        litdata_writer.item([path.read_bytes(), struct.pack("<q", label)])
+        for label, path in enumerate(files)
+    ]
+    Path("litdata").mkdir()
+    litdata_writer.save(Path("litdata"), {"image": "bytes", "label": "int"}, items)
+
+
 THEIRS = {
     "imagefolder": photos,
     "webdataset": exported("webdataset", "wds"),
     "mosaicml": exported("mds", "mds"),
-    "litdata": photos,
+    "litdata": chunks,
     "ffcv": photos,
     "huggingface": saved,
 }

@@ -14,7 +14,9 @@ from support.trees import picture, plant
 
 import shardio
 from shardio import DecodeError, Writer
+from shardio.formats.sample import Schema
 from shardio.images.decode import ppm
+from shardio.viewer.details import find_boxes
 from shardio.viewer.results import Query, Record, plain
 from shardio.viewer.view import open_view
 
@@ -126,6 +128,23 @@ def test_boxes_in_rows_are_found_by_the_fields_name(tmp_path: Path) -> None:
     with open_view(write(tmp_path / "out", kinds, sample, wrong)) as view:
         assert [(b.x, b.y, b.width, b.height) for b in view.record(0).boxes] == [(1, 2, 3, 4)]
         assert view.record(1).boxes == ()
+
+
+def test_a_page_holds_a_thousand_boxes_of_a_field(tmp_path: Path) -> None:
+    kinds = {"image": "image", "boxes": "array", "objects": "json"}
+    sample = {
+        "image": jpeg(0),
+        "boxes": np.ones((5000, 4), np.int32),
+        "objects": [{"bbox": [1, 2, 3, 4]}] * 5000,
+    }
+    with open_view(write(tmp_path / "out", kinds, sample)) as view:
+        assert len(view.record(0).boxes) == 2000
+
+
+def test_a_box_that_no_float_holds_is_no_box() -> None:
+    sample = {"__key__": "0", "objects": [{"bbox": [10**400, 1, 2, 3]}, {"bbox": [0, 1, 2, 3]}]}
+    boxes = find_boxes(sample, Schema((("__key__", "key"), ("objects", "json"))), None, None)
+    assert [box.y for box in boxes] == [1]
 
 
 def test_masks_are_told_from_images_and_laid_over_them(tmp_path: Path) -> None:

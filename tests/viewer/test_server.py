@@ -19,7 +19,7 @@ LIMIT_S = 30
 def site(path: str, fields: Fields) -> Answer:
     """What a page would be: it says what was asked."""
     if path == "bug":
-        raise RuntimeError("of ours <b>")
+        raise RuntimeError("of ours <b>\x1b[2J")
     return Answer(f"path={path} fields={fields}".encode(), "text/plain")
 
 
@@ -147,7 +147,7 @@ def test_a_fault_of_ours_is_one_line_and_a_page(
     answer, text = ask(server, "/bug")
     assert answer.status == 500
     assert "RuntimeError: of ours &lt;b&gt;" in text
-    assert capsys.readouterr().err == "shardio: view: RuntimeError: of ours <b>\n"
+    assert capsys.readouterr().err == "shardio: view: RuntimeError: of ours <b>\\x1b[2J\n"
     assert ask(server)[0].status == 200
 
 

@@ -19,6 +19,7 @@ from support.trees import environment, images, plant
 import shardio
 from shardio import OptionError, StorageError
 from shardio.viewer import histogram, search
+from shardio.viewer.address import read_place
 from shardio.viewer.columns import Columns
 from shardio.viewer.kept import Background, Kept, PendingError
 from shardio.viewer.results import Page, Query, plain
@@ -143,6 +144,17 @@ def test_filters_choose_the_records_that_meet_them(view: View, query: Any, chose
     middle = ask(view, start=3, count=4, **query)
     assert numbers(middle) == expected[3:7]
     assert [card.position for card in middle.cards] == [*range(3, 3 + len(middle.cards))]
+
+
+def test_a_label_of_any_length_is_a_number(view: View) -> None:
+    assert ask(view, where=(f"label={'9' * 5000}",)).total == 0
+
+
+@pytest.mark.parametrize("name", ["world_size", "batch_size", "spans", "unit", "nodes"])
+def test_no_address_asks_for_more_than_memory_holds(name: str) -> None:
+    assert read_place({name: ["65536"]}).fields() == {name: ["65536"]}
+    with pytest.raises(OptionError, match=f"{name} is 65,537: pages show up to 65,536"):
+        read_place({name: ["65537"]})
 
 
 def test_a_filter_that_no_record_meets_says_so(view: View) -> None:
@@ -294,8 +306,10 @@ def test_histograms_count_all_records_or_the_chosen_ones(view: View) -> None:
         np.array([-(2**63), 2**63 - 1, 0]),
         np.array([True, False, True]),
         np.array([2.5]),
+        np.array([-1.7e308, 1.7e308, 1.7e308, 1.7e308]),
+        np.array([5e-324, 1.5e-323]),
     ],
-    ids=["int8", "one value", "floats", "skewed", "int64", "bool", "one float"],
+    ids=["int8", "one value", "floats", "skewed", "int64", "bool", "one float", "widest", "least"],
 )
 def test_bins_hold_the_values_between_their_edges(values: Any) -> None:
     found = histogram.bin_numbers("x", values)

@@ -12,8 +12,8 @@ from .base import ForeignFile
 
 # 32 KB of zstd can become 1 GiB. The writer's shards have 64 MiB; what is larger than this must
 # at least not be smaller than a thousandth when compressed.
-_FREE = 256 << 20
-_RATIO = 1_000
+FREE = 256 << 20
+RATIO = 1_000
 
 
 class InflatedFile(ForeignFile):
@@ -43,7 +43,7 @@ class InflatedFile(ForeignFile):
 
 def most_inflated(size: int) -> int:
     """Return the bytes that so many compressed ones may become."""
-    return max(_FREE, _RATIO * size)
+    return max(FREE, RATIO * size)
 
 
 def _slicer(data: bytes, name: str) -> Callable[[int, int], bytes]:

@@ -146,6 +146,8 @@ class LitDataFile(InflatedFile):
                 f"version {version}, {items:,} items in {frames:,} frames, in {self.size:,} bytes"
             )
         offsets = _offsets(self._file.read(_FRAMED.size, 4 * (items + 1)), 0)
+        if offsets[-1] > most_inflated(self.size):  # frames may lie over each other
+            raise ValueError(f"{self.size:,} bytes that would become {offsets[-1]:,}")
         rows = self._file.read(table, _FRAME.size * frames)
         found, done = [], 0
         for first, count, at, size, inflated in _FRAME.iter_unpack(rows):
@@ -238,6 +240,9 @@ def _parse(text: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     config = described.get("config") if isinstance(described, dict) else None
     if not isinstance(chunks, list) or not isinstance(config, dict):
         raise ValueError("expected an object with `chunks` and `config`")
+    for option in ("compression", "compression_level"):
+        if not isinstance(config.get(option), str | None):
+            raise ValueError(f"{option} is {_shown(config[option])}")
     found: dict[str, dict[str, Any]] = {}
     for number, chunk in enumerate(chunks):
         name = chunk.get("filename") if isinstance(chunk, dict) else None
