@@ -169,7 +169,11 @@ def test_on_cifar10_it_reaches_what_the_page_states(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doc_blocks, "LIMIT_S", 3600.0)  # a busy machine is no failure
-    doc_blocks.run(Page(PAGE, lambda: shutil.copy(REAL, "."), unrun=UNRUN), tmp_path)
+
+    def downloaded() -> None:
+        shutil.copy(REAL, ".")
+
+    doc_blocks.run(Page(PAGE, downloaded, unrun=UNRUN), tmp_path)
     again = python(tmp_path / "here", "train.py").stdout
     ((_, right, total),) = RIGHT.findall(again)
     assert total == "5000" and float(right) >= tutorial.LEAST
