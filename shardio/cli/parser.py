@@ -65,7 +65,7 @@ COMMANDS = (
     CACHE,
     COMPLETION,
 )
-FIRST = (DEMO, PACK, BENCH)  # what a newcomer runs, by its first example
+FIRST = (DEMO, PACK, VIEW, BENCH)  # what a newcomer runs, by its first example
 _MOST_COLUMNS = 100  # of help: longer lines are hard to read
 
 

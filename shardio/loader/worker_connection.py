@@ -28,6 +28,7 @@ from .buffer_pool import Lock, MappedBuffer
 from .worker_process import Sent
 
 WAIT_S = 5.0  # for a process that was told to leave, before it is killed
+GUARD = 'A script needs `if __name__ == "__main__":` around all that it does'  # unless it forks
 _ENDED_S = 0.02  # between two looks whether one that is to end has
 _SIGNALS: dict[int, str] = {one.value: one.name for one in signal.Signals}
 LOOK = 32  # batches of a process after which a buffer that was free all the time is given back
@@ -168,7 +169,7 @@ class WorkerConnection:
         if code is not None and code >= 0 and self.told >= 0 and not self.mapped:
             how += ", before it made a batch; what it said, if it did, stands above"
             if getattr(self.process, "_start_method", "fork") != "fork":
-                how += '. A script needs `if __name__ == "__main__":` around all that it does'
+                how += f". {GUARD}"
         raise WorkerError(
             f"{self.name} {how}. This pass is over; iterating anew starts new processes. {advice}"
         ) from None

@@ -28,7 +28,7 @@ from .base import OVER, Pass, PoolOptions, WorkerPool
 from .buffer_pool import PrivateBuffers
 from .stats import BatchStats, PoolFigures
 from .transport import WrappedBatch, unwrap
-from .worker_connection import WAIT_S, WorkerConnection, join
+from .worker_connection import GUARD, WAIT_S, WorkerConnection, join
 from .worker_process import Sent, WorkerJob, run_worker
 
 # Buffers beyond the ring that a loop may keep, at most. Each takes two descriptors here, and
@@ -169,7 +169,11 @@ class WorkerProcesses(WorkerPool):
 
 
 def _start(process: Any, method: str) -> None:
-    """Start a loader process. Raises OptionError where the dataset cannot be sent to it."""
+    """Start a loader process.
+
+    Raises OptionError where the dataset cannot be sent to it, and WorkerError where the server of
+    `forkserver` ended, as it does when it imports a script that starts processes itself.
+    """
     # Until it ignores Ctrl-C, which takes seconds when it is spawned, it is not to get one. A mask
     # is inherited, by a spawned process as well; a handler would not be. This process may be
     # interrupted all the same, in another thread: it closes the socket then, and so ends the other.
@@ -184,6 +188,14 @@ def _start(process: Any, method: str) -> None:
             f"this one cannot be pickled: {error}. Take functions and classes of a module "
             "for transforms and collate_fn, no lambda and none that another function made"
         ) from error
+    except (ConnectionError, EOFError) as error:
+        if method != "forkserver":
+            raise
+        raise WorkerError(
+            f"no loader process started: Python's server for them ended ({type(error).__name__}); "
+            f"what it said, if it did, stands above. {GUARD}. "
+            'multiprocessing_context="fork" needs none'
+        ) from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

@@ -424,6 +424,8 @@ def check_target(path: str | os.PathLike[str]) -> None:
         raise StorageError(f"{shown}: there is no directory {printable(folder)} to write it into")
     if os.path.isdir(path):
         raise StorageError(f"{shown}: expected the name of a file, and this is a directory")
+    if os.path.exists(path) and not os.path.isfile(path):  # a rename would put a file in its place
+        raise StorageError(f"{shown}: expected the name of a file, and this is a device or a pipe")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise StorageError(f"{shown}: no permission to write into {printable(folder)}")
 

@@ -33,6 +33,7 @@ _STATIC: Final = {
 }
 _WHOLE: Final = 4 << 20  # bytes of an image that a record's page shows as it is stored
 _SIDE: Final = 1600  # pixels, of larger ones
+_MOST: Final = 4096  # pixels of what is drawn: an overlay takes 18 bytes of memory for each
 _CROPS: Final = 4  # epochs whose crops a record's page shows
 _CLASSES: Final = 60  # bars of classes on a page, unless all are asked for
 
@@ -181,10 +182,12 @@ class Pages:
     # --- pictures ---------------------------------------------------------------------------------
 
     def _image(self, rest: str, fields: Fields, place: Place) -> Answer:
-        side = min(read_number("side", fields["side"][-1]), 4096) if "side" in fields else None
+        side = min(read_number("side", fields["side"][-1]), _MOST) if "side" in fields else None
         field = fields["field"][-1] if "field" in fields else None
         view, number = self._views.of(place.split), read_number("record", rest)
         overlay = "overlay" in fields
+        if overlay and side is None:
+            side = _MOST
         return self._picture(lambda: view.image(number, field, side, overlay=overlay))
 
     def _crop(self, rest: str, fields: Fields, place: Place) -> Answer:

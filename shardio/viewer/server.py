@@ -196,7 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> Answer:
         """Return the answer to one who has the token, and how to get it to one who has not."""
-        target = urlsplit("/" + self.path.lstrip("/"))
+        target = urlsplit("/" + self.path.lstrip("/\\"))
         path, query = target.path[1:], read_query(target.query)
         if (token := query.pop("token", None)) is not None and self.server.knows(token[0]):
             cookie = f"{self.server.cookie}={token[0]}; Path=/; HttpOnly; SameSite=Strict"

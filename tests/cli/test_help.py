@@ -130,7 +130,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- no command, and help -------------------------------------------------------------------------
 
 
-def test_without_a_command_the_first_three_are_shown() -> None:
+def test_without_a_command_the_first_ones_are_shown() -> None:
     said = shardio(code=2).stderr
     shown = re.findall(r"^  shardio (\w+).*?  (\S.*)$", said, re.M)
     assert shown == [(one.name, one.text) for one in parser.FIRST]

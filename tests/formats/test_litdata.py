@@ -295,12 +295,17 @@ def test_copies_that_litdata_inflated_are_told_from_the_chunks(tmp_path: Path) -
 # --- damage ---------------------------------------------------------------------------------------
 
 
+def inflating_at_most(monkeypatch: pytest.MonkeyPatch, ratio: int) -> None:
+    """What is inflated may have `ratio` times the bytes of its file."""
+    monkeypatch.setattr(inflate, "FREE", 0)
+    monkeypatch.setattr(inflate, "RATIO", ratio)
+
+
 @pytest.mark.parametrize("name", ["whole", "frames", "items"])
 def test_sizes_are_compared_before_anything_is_inflated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(inflate, "FREE", 0)
-    monkeypatch.setattr(inflate, "RATIO", 1)
+    inflating_at_most(monkeypatch, 1)
     with pytest.raises(DamageError, match="would become"):
         index(golden(name, tmp_path))
 
@@ -308,8 +313,7 @@ def test_sizes_are_compared_before_anything_is_inflated(
 def test_frames_over_each_other_are_bounded_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inflate, "FREE", 0)
-    monkeypatch.setattr(inflate, "RATIO", 2)
+    inflating_at_most(monkeypatch, 2)
     folder, count = golden("frames", tmp_path), 100
     frame = zstandard.compress(np.random.default_rng(0).bytes(1000))
     at = 24 + 4 * (count + 1) + 24 * count

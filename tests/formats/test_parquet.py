@@ -696,6 +696,7 @@ def test_class_names_are_those_of_the_column_that_is_the_label(tmp_path: Path) -
         hugging({"label": {"_type": "ClassLabel", "names": None, "num_classes": 3}}),
         hugging({"label": {"_type": "ClassLabel", "names": ["a", 1]}}),
         hugging({"label": {"_type": "ClassLabel", "names": []}}),
+        hugging({"label": {"_type": "ClassLabel", "names": ["a", "b", "a"]}}),
         hugging({"label": {"_type": "Pose", "names": ["a", "b"]}}),
         hugging({"label": {"_type": "List", "feature": named("a", "b")}}),
         hugging({"other": named("a", "b")}),

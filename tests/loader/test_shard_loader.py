@@ -14,6 +14,7 @@ import resource
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import warnings
@@ -32,6 +33,7 @@ from support import loader_programs, programs
 from support.leftovers import children, descriptors, nothing_left
 from support.programs import Program
 from support.small_datasets import flip, jpeg, of_order, payload, shard_files
+from support.trees import environment
 from torch.utils.data import DataLoader
 
 import shardio
@@ -363,6 +365,29 @@ def test_other_ways_to_start_processes(packed: Packed, method: str) -> None:
         multiprocessing.forkserver.ensure_running()  # it stays: for the whole suite
     with nothing_left():
         two_epochs()
+
+
+UNGUARDED = """
+import sys
+from shardio import ShardDataset, ShardLoader
+
+data = ShardDataset(sys.argv[1], batch_size=4, fields=("label",))
+for batch in ShardLoader(data, num_workers=1, multiprocessing_context=sys.argv[2]):
+    pass
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_script_that_has_to_be_guarded_is_told(
+    packed: Packed, tmp_path: Path, method: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(UNGUARDED)
+    words = [sys.executable, script, packed(COUNTS), method]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("shardio.errors.WorkerError: "), done.stderr
+    assert 'A script needs `if __name__ == "__main__":`' in last and done.returncode == 1
 
 
 def test_what_cannot_be_sent_to_a_spawned_process_is_told(packed: Packed) -> None:

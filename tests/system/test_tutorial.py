@@ -106,7 +106,7 @@ def after(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_page_runs_and_what_it_trains_is_right(after: Path) -> None:
     again = python(after, "train.py").stdout  # from the last checkpoint: nothing is left to train
-    assert again.startswith("epoch 5 goes on: 0 batches are left\n")
+    assert again.startswith("resuming epoch 5: 0 batches are left\n")
     ((epoch, right, total),) = RIGHT.findall(again)
     assert (epoch, total) == ("5", "50")
     assert float(right) >= 50  # 76 here; by chance 10
@@ -119,7 +119,7 @@ def test_a_stop_changes_nothing(after: Path, tmp_path: Path) -> None:
     stopped = python(tmp_path, "-c", STOPPED)
     assert stopped.stderr.endswith("KeyboardInterrupt\n"), stopped
     again = python(tmp_path, "train.py")
-    assert again.stdout.startswith("epoch 1 goes on: 3 batches are left\n"), again
+    assert again.stdout.startswith("resuming epoch 1: 3 batches are left\n"), again
     assert [epoch for epoch, _, _ in RIGHT.findall(again.stdout)] == ["1", "2", "3", "4", "5"]
     whole, resumed = model_of(after), model_of(tmp_path)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)

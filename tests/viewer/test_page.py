@@ -4,6 +4,7 @@ import colorsys
 import contextlib
 import io
 import json
+import os
 import re
 import socket
 import subprocess
@@ -625,3 +626,7 @@ def test_a_report_replaces_nothing_unasked(tmp_path: Path, colors: Path) -> None
     assert done.stderr == f"shardio: {file} is there already; --overwrite replaces it\n"
     assert file.read_text() == "mine"
     assert [one.name for one in tmp_path.iterdir()] == ["mine.html"]
+    os.mkfifo(pipe := tmp_path / "pipe.html")
+    done = run(colors, "--html", pipe, "--overwrite")
+    assert done.returncode == 1 and pipe.is_fifo()
+    assert done.stderr.endswith("expected the name of a file, and this is a device or a pipe\n")

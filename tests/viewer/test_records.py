@@ -2,6 +2,7 @@
 
 import io
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from shardio import DecodeError, Writer
 from shardio.formats.sample import Schema
 from shardio.images.decode import ppm
 from shardio.viewer.details import find_boxes
+from shardio.viewer.pages import Pages
 from shardio.viewer.results import Query, Record, plain
 from shardio.viewer.view import open_view
+from shardio.viewer.views import Views
 
 
 def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
@@ -139,6 +142,14 @@ def test_a_page_holds_a_thousand_boxes_of_a_field(tmp_path: Path) -> None:
     }
     with open_view(write(tmp_path / "out", kinds, sample)) as view:
         assert len(view.record(0).boxes) == 2000
+
+
+def test_an_overlay_of_a_huge_mask_is_drawn_smaller(tmp_path: Path) -> None:
+    mask = encoded(Image.new("L", (5000, 8)), "PNG")
+    folder = write(tmp_path / "out", {"image": "image", "mask": "image"}, {"mask": mask})
+    with closing(Views(folder)) as views:
+        answer = Pages(views)("image/0", {"field": ["mask"], "overlay": ["1"]})
+    assert pixels(answer.body).shape == (7, 4096, 4)
 
 
 def test_a_box_that_no_float_holds_is_no_box() -> None:

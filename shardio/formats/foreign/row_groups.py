@@ -142,7 +142,9 @@ class GroupedFile(ForeignFile):
         for name, feature in features:
             if isinstance(feature, Mapping) and feature.get("_type") == "ClassLabel":
                 names = feature.get("names")
-                if isinstance(names, list) and names and set(map(type, names)) == {str}:
+                if not isinstance(names, list) or set(map(type, names)) != {str}:
+                    continue
+                if len(set(names)) == len(names):  # else a name tells no class
                     found[name] = tuple(names)
         return found
 
