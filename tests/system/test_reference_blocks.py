@@ -165,6 +165,8 @@ class Saved(list[Any]):
 
 def loader_gives_what_it_says(names: dict[str, Any]) -> None:
     assert [one["data"]["epoch"] for one in names["save"]] == [1, 2]
+    names["train"].load_state_dict(names["save"][-1]["data"])
+    assert names["train"].remaining == 2  # of 6 batches, after 4
     assert names["rows"] == 2 * EACH
 
 
@@ -224,8 +226,8 @@ PAGES = {
                 ("(+1.0%)", "(...)"),
             ),
             unrun={
-                "sbatch": "tests/packing/test_launchers.py",
-                "#SBATCH": "tests/packing/test_launchers.py",
+                "sbatch": "a cluster; tests/packing/test_arrays.py has its parts",
+                "#SBATCH": "the same",
                 "apiVersion": "tests/packing/test_launchers.py",
                 "--executor ray": "a cluster; tests/packing/test_ray.py",
             },
