@@ -65,6 +65,7 @@ class Page:
         manager, such as a running server, the page runs within.
     smaller: texts that are replaced in every block; each must be on the page.
     unrun: words, each with the reason why the commands and blocks that hold them do not run.
+    given: makes the names that its reader has, such as a model, after `prepare`.
     check: looks at the names that the Python blocks leave.
     """
 
@@ -72,6 +73,7 @@ class Page:
     prepare: Callable[[], contextlib.AbstractContextManager[Any] | None] = lambda: None
     smaller: Sequence[tuple[str, str]] = ()
     unrun: Mapping[str, str] = field(default_factory=dict)
+    given: Callable[[], dict[str, Any]] = dict
     check: Callable[[dict[str, Any]], object] = lambda names: None
 
 
@@ -106,6 +108,7 @@ def run(page: Page, folder: Path) -> None:
         with contextlib.ExitStack() as stack:
             if context := page.prepare():
                 stack.enter_context(context)
+            names.update(page.given())
             _run(page, names, used)
             page.check(names)
     finally:
