@@ -59,6 +59,8 @@ def nothing_left() -> Iterator[None]:
     memory, opened, living = programs.shared_memory(), descriptors(), children()
     yield
     settle()
+    for child in multiprocessing.active_children():
+        child.join(CLOSED_S)  # torch ends late ones by a signal, and does not wait for them
     assert not multiprocessing.active_children()
     assert not children() - living
     until = time.monotonic() + CLOSED_S
