@@ -35,7 +35,7 @@ class Checks:
             if key is None and known is not None:
                 key = known.key
             found = Damaged(number, key, shard, message)
-            if number in self._met or len(self._met) < _REMEMBERED:
+            if known is not None or len(self._met) < _REMEMBERED:
                 self._met[number] = found
         return found
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.conformance import FIELDS, FormatConformance
-from support.conformance import sample as make_sample
+from support.table_conformance import FILES, TableConformance
 from support.trees import shardio_json
 
 import shardio
@@ -34,7 +33,6 @@ pa = pytest.importorskip("pyarrow")
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "arrow"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())["folders"]
-FILES = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 CLASSES = ["cat", "hund 🐕"]
 
 
@@ -145,26 +143,9 @@ def test_splits_are_packed_as_splits_and_indexed_one_by_one(tmp_path: Path) -> N
         assert [as_datasets_gives(one) for one in data] == EXPECTED[f"splits/{split}"]
 
 
-class TestArrowConformance(FormatConformance):
-    """Arrays of more dimensions than one are no Arrow column, and nor is JSON of any shape."""
-
-    FIELDS = tuple(field for field in FIELDS if field[0] not in ("mask", "meta"))
-    SAMPLES = tuple(
-        {name: value for name, value in make_sample(i).items() if name not in ("mask", "meta")}
-        for i in range(40)
-    )
-
+class TestArrowConformance(TableConformance):
     def build(self, folder: Path, fields: Any, samples: Any) -> Path:
-        types = {"label": pa.int64(), "weight": pa.float64(), "flipped": pa.bool_()}
-        types["caption"] = pa.string()
-        columns: dict[str, Any] = {}
-        for name, _ in self.FIELDS:
-            values = [sample[name] for sample in samples]
-            if name == "image":
-                files = [None if v is None else {"bytes": v, "path": None} for v in values]
-                columns[name] = pa.array(files, FILES)
-            else:
-                columns[name] = pa.array(values, types.get(name, pa.binary()))
+        columns = self.columns(samples)
         path = write(folder / "x.arrow", pa.table(columns), 7)
         index(folder)
         return path

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.conformance import FIELDS, FormatConformance, same
-from support.conformance import sample as make_sample
+from support.conformance import same
+from support.table_conformance import FILES, TableConformance
 from support.trees import shardio_json
 
 import shardio
@@ -43,7 +43,6 @@ pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "parquet"
-FILES = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 
 
 @pytest.fixture(autouse=True)
@@ -138,26 +137,9 @@ def test_the_fields_of_a_hugging_face_data_set(tmp_path: Path) -> None:
     assert dataset[3]["image"].size == (8, 9)
 
 
-class TestParquetConformance(FormatConformance):
-    """Arrays of more dimensions than one are no Parquet column, and nor is JSON of any shape."""
-
-    FIELDS = tuple(field for field in FIELDS if field[0] not in ("mask", "meta"))
-    SAMPLES = tuple(
-        {name: value for name, value in make_sample(i).items() if name not in ("mask", "meta")}
-        for i in range(40)
-    )
-
+class TestParquetConformance(TableConformance):
     def build(self, folder: Path, fields: Any, samples: Any) -> Path:
-        types = {"label": pa.int64(), "weight": pa.float64(), "flipped": pa.bool_()}
-        types["caption"] = pa.string()
-        columns: dict[str, Any] = {}
-        for name, _ in self.FIELDS:
-            values = [sample[name] for sample in samples]
-            if name == "image":
-                files = [None if v is None else {"bytes": v, "path": None} for v in values]
-                columns[name] = pa.array(files, FILES)
-            else:
-                columns[name] = pa.array(values, types.get(name, pa.binary()))
+        columns = self.columns(samples)
         path = write(folder / "x.parquet", columns, row_group_size=7, compression="none")
         index(folder)
         return path
