@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 from support import small_datasets
-from support.gpu import DEVICES
 
 import shardio
 from shardio import CenterCrop, OptionError, ShardDataset, ShardLoader
-from shardio.loader.normalize import in_two_kernels
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -77,18 +75,3 @@ def test_wrong_numbers_are_refused_as_by_the_loader() -> None:
         shardio.normalize(pixels(1, 3, 2, 2), (124, 116, 104), (58, 57, 57))
     with pytest.raises(OptionError, match="std is 0"):
         shardio.normalize(pixels(1, 3, 2, 2), MEAN, (0, 1, 1))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_two_kernels_round_as_four(device: str, dtype: torch.dtype) -> None:
-    """All values of a pixel, with 200 means and stds, in each layout of memory."""
-    draws = torch.Generator().manual_seed(0)
-    every = torch.arange(256, dtype=torch.uint8).repeat(200, 1).view(1, 200, 16, 16)
-    scale, bias = (torch.rand(1, 200, 1, 1, generator=draws) - 0.5 for _ in range(2))
-    layouts = every, every.contiguous(memory_format=torch.channels_last), every.transpose(2, 3)
-    for there in layouts:
-        expected = there.to(torch.float32).mul_(scale).add_(bias).to(dtype)
-        made = in_two_kernels(there.to(device), scale.to(device), bias.to(device), dtype)
-        assert made.dtype == dtype and made.stride() == expected.stride()
-        assert torch.equal(made.cpu(), expected)
