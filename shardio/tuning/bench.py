@@ -39,7 +39,7 @@ from ..storage.stores import without_secrets
 from ..units import check_int, quoted, show_count, show_size
 from .bench_process import FailedError, Host
 from .bench_row import LIMITS, NOISE, OTHERS, Row, judge
-from .text import Result, paragraph, show_cores, show_number, table
+from .text import Result, paragraph, show_cores, show_number, show_took, table
 
 LOADERS: Final = ("both", "dataloader", "shardloader")
 SECONDS: Final = 6.0  # a row, in all its repeats
@@ -136,7 +136,7 @@ class Bench(Result):
         """Write what was measured."""
         head = (
             f"{show_count(self.records, 'record')} of {show_size(self.record_bytes)}; batches of "
-            f"{self.batch_size:,}; {show_cores(self.cores)}"
+            f"{self.batch_size:,}; {show_cores(self.cores)}{show_took(self.seconds)}"
         )
         if self.measured_records < self.records:
             size = show_size(self.measured_records * self.record_bytes)

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -114,6 +115,7 @@ def tune(
 
     Raises OptionError; also NotPackedError, DamageError, VersionError, StorageError.
     """
+    began = time.monotonic()
     given = {"batch_size": batch_size, "nodes": nodes}
     reader, stream = open_dataset("tune", dataset, storage, given)
     size = batch_size if stream is None else stream.batch_size
@@ -131,7 +133,7 @@ def tune(
             path = stream.path
         elif labels is not None:
             labels = labels[stream.selection.numbers]
-    return recommend(
+    found = recommend(
         counts,
         labels,
         batch_size=size,
@@ -146,6 +148,7 @@ def tune(
         root=None if storage is None or storage.root is None else os.fspath(storage.root),
         **options,
     )
+    return replace(found, seconds=time.monotonic() - began)
 
 
 def labels_of(reader: Reader) -> Classes | None:

@@ -685,6 +685,9 @@ def test_a_dataset_tunes_itself(tmp_path: Path) -> None:
     found = tune(dataset, memory="1MB")
     assert (found.records, found.batch_size, found.world_size) == (4000, 16, 2)
     assert found.best is not None and str(folder) in found.call
+    assert found.seconds and f"; took {found.seconds:.1f} s\n" in str(found)
+    none = tune(dataset.select(range(5)))
+    assert none.seconds and not none.rows and str(none).splitlines()[0].endswith(" s")
     part = tune(dataset.select(range(500)))
     assert part.records == 500 and part.keeps_default and part.call == ""
     assert part.num_workers == 0 and "2 ranks of one process" in str(part)
