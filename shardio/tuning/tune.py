@@ -67,6 +67,7 @@ from .simulate import (
     Sample,
     Simulation,
     compact_labels,
+    lie_in_runs,
     tenths,
 )
 from .text import show_buffer
@@ -321,11 +322,13 @@ def _conclude(search: _Search, path: str | None, root: str | None) -> Tuning:
 
     rows = sorted(search.rows, key=lambda row: (row.memory_bytes, -row.unit))
     default = {(row.shuffle_buffer, row.unit): row for row in rows}.get(search.default)
-    # A shuffled pack mixes with any buffer.
+    # A shuffled pack mixes with any buffer; but few records may look too even, or not, by chance.
     mixing = [row.mixes for row in rows if row.shuffle_buffer == rows[0].shuffle_buffer]
+    in_runs = lie_in_runs([search.simulation.classes], 1 / search.plan.even)
+    has_labels = search.plan.labels == "label"
     tuning = replace(
         search.plan,
-        in_class_order=bool(rows) and search.plan.labels == "label" and not any(mixing),
+        in_class_order=bool(rows) and has_labels and in_runs and not any(mixing),
         rows=tuple(rows),
         best=max((row for row in rows if row.will_do), key=merit, default=None),
         default=default,

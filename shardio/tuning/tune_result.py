@@ -139,7 +139,7 @@ class Tuning(Result, Uniform):
     epochs: int  # that they are of
     whole_epochs: bool  # simulated; False: REGIONS stretches of them
     with_units: bool  # other units were asked for
-    in_class_order: bool = False  # the pack: the smallest buffer does not mix it
+    in_class_order: bool = False  # the pack: its classes lie in runs that small buffers do not mix
     rows: tuple[Row, ...] = ()  # least memory first, then the largest unit
     best: Row | None = None  # what is recommended
     default: Row | None = None  # the options that nobody gave; None: nothing to tune

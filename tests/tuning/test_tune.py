@@ -251,6 +251,25 @@ def test_a_pack_in_class_order_is_to_be_packed_again(ordered: Tuning) -> None:
     assert small.classes < ordered.uniform / 10 and not small.mixes
 
 
+@pytest.mark.parametrize("batch_size", [4, 32, 60])
+def test_a_tiny_shuffled_pack_is_not_said_to_be_in_class_order(
+    batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A buffer that moves few records deals the same batches in each epoch: these few are noise."""
+    monkeypatch.setattr(simulate, "PASSES", PASSES)
+    labels = np.arange(120) // 24
+    mixes = []
+    for seed in range(4):
+        shuffled = np.random.default_rng(seed).permutation(labels)
+        found = recommend(np.array([120]), shuffled, batch_size=batch_size, mean_bytes=1700)
+        assert found.keeps_default and not found.in_class_order
+        assert "class order" not in str(found)
+        mixes.append(found.rows[0].mixes)
+    assert not all(mixes)  # or the judgement was not needed
+    ordered = recommend(np.array([120]), labels, batch_size=batch_size, mean_bytes=1700)
+    assert ordered.in_class_order and "The pack is in class order" in said(ordered)
+
+
 @pytest.mark.parametrize("batch_size", [32, 64, 128, 256, 1024])
 def test_the_default_does_for_shuffled_packs_of_any_size(
     batch_size: int, monkeypatch: pytest.MonkeyPatch
