@@ -1,6 +1,6 @@
 """What this machine can do with this dataset: images a second, what they cost, what limits them.
 
-    print(bench("out/", batch_size=256))
+    print(bench("packed", batch_size=256))
 
 How it works. A row is a loader with its workers and threads, decoding or handing out bytes, warm or
 cold. Each of its repeats runs in a process of its own (`bench_process`), and the rows take turns,
