@@ -571,7 +571,7 @@ def test_a_loader_can_be_copied_and_pickled_before_it_is_used() -> None:
 def test_the_examples_of_the_documentation_run(
     packed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    packed([6, 4], "out", image=small_datasets.jpeg)
+    packed([6, 4], "packed", image=small_datasets.jpeg)
     monkeypatch.chdir(tmp_path)
     text = (Path(__file__).parent.parent.parent / "docs" / "device.md").read_text()
     first, second, *_ = re.findall(r"```python\n(.*?)```", text, re.S)
