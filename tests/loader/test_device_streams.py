@@ -208,7 +208,7 @@ def test_the_graph_of_the_documentation_computes_what_steps_compute(
     text = (Path(__file__).parent.parent.parent / "docs" / "device.md").read_text()
     (code,) = re.findall(r"## CUDA graphs.*?```python\n(.*?)```", text, re.S)
     for long, short in (
-        ('"out/"', repr(str(folder))),
+        ('"packed"', repr(str(folder))),
         ('"cuda"', repr(device)),
         ("batch_size=256", "batch_size=4"),
         ("RandomResizedCrop(224", f"RandomResizedCrop({SIZE}"),
