@@ -5,7 +5,10 @@ The oracle is Pillow: support/device_crops.py decodes and resizes each planned c
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import functools
+=======
+>>>>>>> crops
 import io
 import pickle
 import shutil
@@ -17,8 +20,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+<<<<<<< HEAD
 from PIL import Image
 from support.device_crops import ORIENTATION_TAG, finish
+=======
+from support.device_crops import encoded, finish, scene
+>>>>>>> crops
 
 from shardio import CenterCrop, RandomResizedCrop, native
 from shardio.errors import DecodeError
@@ -29,6 +36,7 @@ from shardio.images.transforms import Transform
 TILED = 444, 300  # width and height of tile JPEGs: of 28 or 56 MCUs a row, in tiles of four
 
 
+<<<<<<< HEAD
 @functools.cache
 def scene(width: int, height: int) -> Image.Image:
     """Waves of all colours with specks, so that each pixel differs from its neighbours."""
@@ -61,6 +69,8 @@ def encoded(
     return out.getvalue()
 
 
+=======
+>>>>>>> crops
 def by_pil(transform: Transform, image: bytes, draw: int) -> NDArray[np.uint8]:
     out = np.empty((*transform.shape, 3), np.uint8)
     with decode_errors(image):
