@@ -48,7 +48,7 @@ _NAMED_ALONE = _MAIN | {"numpy": decode.stored_pixels}
 _OTHERS = dict.fromkeys(_MAIN, decode.stored) | {"numpy": decode.stored_pixels}
 _BY_US = (*_MAIN.values(), decode.stored_pixels)
 _BY_TRANSFORM = (None, decode.decode, decode.pixels, decode.stored, decode.stored_pixels)
-_EXPECTED = "'pil', 'numpy', 'gray', 'stored', 'cuda', None or a function of bytes"
+_EXPECTED = "'pil', 'numpy', 'gray', 'stored', None or a function of bytes"
 
 
 class Progress:

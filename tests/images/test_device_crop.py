@@ -5,10 +5,6 @@ The oracle is Pillow: support/device_crops.py decodes and resizes each planned c
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-import functools
-=======
->>>>>>> crops
 import io
 import pickle
 import shutil
@@ -20,12 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-<<<<<<< HEAD
-from PIL import Image
-from support.device_crops import ORIENTATION_TAG, finish
-=======
 from support.device_crops import encoded, finish, scene
->>>>>>> crops
 
 from shardio import CenterCrop, RandomResizedCrop, native
 from shardio.errors import DecodeError
@@ -36,41 +27,6 @@ from shardio.images.transforms import Transform
 TILED = 444, 300  # width and height of tile JPEGs: of 28 or 56 MCUs a row, in tiles of four
 
 
-<<<<<<< HEAD
-@functools.cache
-def scene(width: int, height: int) -> Image.Image:
-    """Waves of all colours with specks, so that each pixel differs from its neighbours."""
-    y, x = np.mgrid[0:height, 0:width]
-    noise = np.random.default_rng(width * 1000 + height).integers(-40, 40, (height, width, 3))
-    waves = np.stack([np.sin(x / 5 + y / 11), np.cos(x / 7 - y / 3), np.sin((x + y) / 4)], -1)
-    return Image.fromarray(np.clip(128 + 90 * waves + noise, 0, 255).astype(np.uint8))
-
-
-@functools.cache
-def encoded(
-    width: int = 150,
-    height: int = 100,
-    kind: str = "JPEG",
-    *,
-    mode: str = "RGB",
-    orientation: int = 1,
-    tiled: bool = False,
-    **options: object,
-) -> bytes:
-    """Encode the scene: in this mode, turned by EXIF, as a tile JPEG with tiles of four MCUs."""
-    image, out = scene(width, height).convert(mode), io.BytesIO()
-    if orientation != 1:
-        exif = Image.Exif()
-        exif[ORIENTATION_TAG] = orientation
-        options["exif"] = exif
-    if tiled:
-        options["restart_marker_blocks"] = 4
-    image.save(out, kind, **options)
-    return out.getvalue()
-
-
-=======
->>>>>>> crops
 def by_pil(transform: Transform, image: bytes, draw: int) -> NDArray[np.uint8]:
     out = np.empty((*transform.shape, 3), np.uint8)
     with decode_errors(image):

@@ -1,11 +1,6 @@
-<<<<<<< HEAD
-"""What the device makes of a DeviceCrop, by Pillow: a reference that knows its definition alone."""
-
-=======
 """What the device makes of a DeviceCrop, by Pillow, and images of all kinds to make it of."""
 
 import functools
->>>>>>> crops
 import io
 
 import numpy as np
@@ -17,8 +12,6 @@ from shardio.images.device_crop import DeviceCrop, Place, Reason
 ORIENTATION_TAG = 0x0112
 
 
-<<<<<<< HEAD
-=======
 @functools.cache
 def scene(width: int, height: int) -> Image.Image:
     """Waves of all colours with specks, so that each pixel differs from its neighbours."""
@@ -51,7 +44,6 @@ def encoded(
     return out.getvalue()
 
 
->>>>>>> crops
 def finish(crop: DeviceCrop) -> NDArray[np.uint8]:
     """Make the (H, W, 3) uint8 of a crop, as the docstring of Place says."""
     at = dict(zip(Place, crop.place, strict=True))
