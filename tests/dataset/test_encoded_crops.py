@@ -360,3 +360,10 @@ def test_nobody_is_told_that_the_core_would_crop_faster(packed: Packed, by_pil: 
     with warnings.catch_warnings():
         warnings.simplefilter("error", PerformanceWarning)
         ShardDataset(packed([2], image=picture), **options_of("cuda"))
+
+
+def test_watch_and_explain_take_these_batches(packed: Packed) -> None:
+    dataset = ShardDataset(packed([60], image=picture), **options_of("cuda"))
+    assert not shardio.explain(dataset, num_workers=1).warnings
+    watched = shardio.watch(DataLoader(dataset, batch_size=None, num_workers=1))
+    assert sum(1 for _ in watched) == 8 and watched.verdict

@@ -110,6 +110,17 @@ def test_grey_and_other_samplings_are_for_the_device(options: dict[str, object])
         check(transform, encoded(**options), 3)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("told, orientation", [(6, 6), (0, 1), (9, 1)])
+def test_an_orientation_may_stand_in_xmp_or_be_nonsense(
+    told: int, orientation: int, with_core: None
+) -> None:
+    body = b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="%d"/>' % told
+    xmp = b"\xff\xe1" + (len(body) + 2).to_bytes(2, "big") + body
+    for image in (encoded(), encoded(*TILED, tiled=True)):
+        crop = check(TRANSFORMS[0], image[:2] + xmp + image[2:], 3)
+        assert crop.place[Place.ORIENTATION] == orientation
+
+
 def test_what_lies_behind_the_picture_is_left_alone() -> None:
     transform = TRANSFORMS[0]
     assert check(transform, encoded() + b"\xff\xd8 a movie", 3).data.endswith(b"movie")
