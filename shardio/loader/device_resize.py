@@ -248,7 +248,7 @@ def _resample(
     del index
     lines = _rounded(sums).view(count * rows, 3 * width)
     weights, first = _weights(y, height, sizes.taps_y, interpolation)
-    index = (first - y[:, _Column.FIRST]).to(torch.int32)
+    index = (first - y[:, _Column.FIRST]).clamp_min_(0).to(torch.int32)
     line = torch.arange(count, dtype=torch.int32, device=out.device)[:, None] * rows
     sums = torch.full((count * height, 3 * width), _HALF, dtype=torch.int32, device=out.device)
     for tap, weight in enumerate(weights):
@@ -276,7 +276,8 @@ def _weights(
     function, support = _FILTERS[interpolation]
     at = torch.arange(count, dtype=torch.float64, device=axis.device)
     at = torch.where(axis[:, _Column.BACK] != 0, count - 1 - at, at)
-    scale = axis[:, _Column.LENGTH] / count
+    # By a tensor: CUDA divides by a number by multiplying with its reciprocal, which is rounded.
+    scale = axis[:, _Column.LENGTH] / axis.new_full((1,), count)
     wider = scale.clamp_min(1.0)
     reach = wider * support
     centre = (at + 0.5) * scale + axis[:, _Column.LOW]
@@ -322,7 +323,7 @@ def _sinc(x: torch.Tensor) -> torch.Tensor:
 
 
 def _lanczos(x: torch.Tensor) -> torch.Tensor:
-    return torch.where((x >= -3) & (x < 3), _sinc(x) * _sinc(x / 3), 0.0)
+    return torch.where((x >= -3) & (x < 3), _sinc(x) * _sinc(x / x.new_full((1,), 3.0)), 0.0)
 
 
 # Each with how far it reaches from its centre, in pixels.

@@ -252,11 +252,13 @@ class LaterBatch(DeviceBatch):
     def wait_issued(self) -> None:
         """Wait until the thread has issued the work. Raises what that raised."""
         if self._issued is None and self._job is not None:
+            began = time.perf_counter()
             try:
                 self._issued = self._job.result()
             except Exception:
                 self._job = None  # what was raised holds this frame
                 raise
+            self.send_s += time.perf_counter() - began
 
     def take(self) -> float:
         """Let the consumer's stream have the batch; return the seconds that were waited."""

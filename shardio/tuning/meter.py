@@ -106,6 +106,7 @@ class Setup(NamedTuple):
     device: str = ""  # the type of that it brings batches to; "": none, or not known
     copies: bool = False  # it copies each batch
     tiles: bool = False  # its photographs are tile JPEGs
+    decodes: bool = False  # the device decodes
     torch_threads: int = 0  # of the training loop's process; 0: not known
 
     @staticmethod
@@ -139,6 +140,7 @@ class Setup(NamedTuple):
             threads=max(1, threads),
             device=str(_attribute(loader, "target", "device", "type") or ""),
             copies=bool(getattr(loader, "copy", False)),
+            decodes=_attribute(loader, "dataset", "device_crop") is not None,
             torch_threads=torch.get_num_threads() if torch else 0,
         )
 
@@ -680,6 +682,9 @@ def _knob(stage: str, setup: Setup) -> str:
         device = "casting and normalising share the CPU with the workers: "
         device += f"{fewer * (setup.torch_threads != 1)}leave them to the device that trains"
     tiles = "" if setup.tiles else "--jpeg-tiles for crops of photographs, or "
+    if setup.decodes:
+        device = f"decode='pil' leaves that to the workers; less to decode: shardio pack {tiles}"
+        device += "--resize"
     return {
         "": more or unknown,
         "read": "put the shards on a local disk; a larger shuffle window does not help",

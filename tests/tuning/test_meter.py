@@ -591,6 +591,9 @@ def test_a_knob_that_is_turned_already_is_not_advised() -> None:
     assert "torch.set_num_threads" in steady(0.1, totals=cast, setup=here).text
     alone = steady(0.1, totals=cast, setup=here._replace(torch_threads=1)).text
     assert "torch.set_num_threads" not in alone and "leave them to the device" in alone
+    there = SHARD._replace(device="cuda", decodes=True)
+    assert "device is the limit" in (text := steady(0.1, totals=cast, setup=there).text)
+    assert "decode='pil' leaves that to the workers" in text and "pin=True" not in text
 
 
 def test_work_that_waits_while_cores_are_idle_wants_threads() -> None:
