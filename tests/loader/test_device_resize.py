@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from support import pillow_resize
+from support.gpu import DEVICES
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardio.images.decode import TURNS, UPRIGHT, pil_info
@@ -60,19 +61,24 @@ class Picture:
 
 
 def made(
-    pictures: list[Picture], name: str, shape: tuple[int, int] = SHAPE, **options: Any
+    pictures: list[Picture],
+    name: str,
+    shape: tuple[int, int] = SHAPE,
+    device: str = "cpu",
+    **options: Any,
 ) -> np.ndarray:
-    out = torch.full((len(pictures), *shape, 3), 7, dtype=torch.uint8)
+    out = torch.full((len(pictures), *shape, 3), 7, dtype=torch.uint8, device=device)
     places = torch.tensor([one.place for one in pictures], dtype=torch.float64)
-    tensors = [one.tensor(number) for number, one in enumerate(pictures)]
+    tensors = [one.tensor(number).to(device) for number, one in enumerate(pictures)]
     resample(tensors, places, name, out, **options)
-    return out.numpy()
+    return out.cpu().numpy()
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", FILTERS)
-def test_every_crop_is_pillow_s_bit_for_bit(name: str) -> None:
+def test_every_crop_is_pillow_s_bit_for_bit(name: str, device: str) -> None:
     pictures = [Picture(seed) for seed in range(48)]
-    for one, got in zip(pictures, made(pictures, name), strict=True):
+    for one, got in zip(pictures, made(pictures, name, device=device), strict=True):
         np.testing.assert_array_equal(got, one.expected(SHAPE, name), str(one.place))
 
 
