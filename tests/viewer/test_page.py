@@ -593,6 +593,22 @@ def test_what_cannot_be_shown_is_one_line(tmp_path: Path, colors: Path, viewer: 
         assert not done.stdout
 
 
+def test_without_stdout_nothing_is_served_unseen(tmp_path: Path, colors: Path) -> None:
+    report = ("--html", tmp_path / "report.html")
+    for more, code, said in ((), 2, "stdout is closed"), (report, 0, ""):
+        words = map(str, (sys.executable, "-m", "shardio", "view", colors, *more))
+        done = subprocess.run(
+            ["sh", "-c", 'exec "$@" >&-', "sh", *words],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            timeout=LIMIT_S,
+        )
+        assert (done.returncode, bool(done.stderr)) == (code, bool(said))
+        assert said in done.stderr and "Traceback" not in done.stderr
+    assert report[1].stat().st_size
+
+
 def test_a_report_is_one_file_that_needs_nobody(
     browser: Any, tmp_path: Path, colors: Path, hostile: Path
 ) -> None:
