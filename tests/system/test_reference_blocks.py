@@ -6,6 +6,7 @@ support/doc_blocks.py says how. Datasets that a page only makes give a batch her
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,25 @@ def packing_wrote_what_it_says(names: dict[str, Any]) -> None:
     assert names["raw"][0].shape == (512, 3, 32, 32)
     captions = shardio.open("captions")
     assert [captions[i]["caption"] for i in range(2)] == ["a", "b"]
+
+
+def a_thousand_photos() -> None:
+    """Two classes, of 1.1 KB a file: two shards."""
+    tree = {
+        f"{c}/{i:03d}.jpg": picture(84 + i % 20, 60) for c in ("cat", "dog") for i in range(500)
+    }
+    plant(Path("photos"), tree)
+
+
+def golden() -> None:
+    for path in (ROOT / "tests" / "golden" / "v0").iterdir():
+        shutil.copy(path, ".")
+
+
+def the_reader_reads(names: dict[str, Any]) -> None:
+    (shard,) = Path().glob("00000-*.shard")
+    found = list(names["samples"](shard.read_bytes()))
+    assert len(found) == 5 and found[0]["image"] == Path("1.png").read_bytes()
 
 
 def tiny_images() -> None:
@@ -175,6 +195,7 @@ FEW = (
     ("num_workers=8", "num_workers=1"),
     ("range(90)", "range(2)"),
 )
+REPLACED = "$ shardio pack photos packed --seed 1 --overwrite --quiet"
 PAGES = {
     page.name: page
     for page in (
@@ -262,6 +283,34 @@ PAGES = {
             ),
             unrun={"s3://bucket": "a bucket; tests/packing/test_from_bucket.py"},
         ),
+        Page(
+            "docs/cli.md",
+            a_thousand_photos,
+            smaller=(
+                ("938", "..."),
+                ("62 files", "... files"),
+                ("of 62 to", "of ... to"),
+                ("1170", "..."),
+                ("1111", "..."),
+                ("1171", "..."),
+                ("0.1.0", "..."),
+                ("bee5cd9a847c950fc22c6580283fbc5f", "..."),
+                ("$ shardio index photos\nphotos:", "$ cp -r photos own; shardio index own\nown:"),
+                ("of=packed/00000-c6da37c1.shard", "of=$(echo packed/00000-*.shard)"),
+                ("record 4 at byte 4685, key dog/081.jpg", "record ... at byte ..., key ..."),
+                ("is 0x32bc3576e3cd183a, expected 0xc48db4213c85d141.", "is ..., expected ..."),
+                ("$ shardio gc packed\n", f"{REPLACED}\n$ shardio gc packed\n"),
+            ),
+            unrun={
+                "index wds": "of 50,000 images; tests/formats/test_webdataset.py",
+                "view packed": "serves until Ctrl-C; tests/viewer/test_page.py",
+                "cifar10": "of 50,000 images; tests/tuning/",
+                "shardio demo": "takes a minute; tests/cli/test_demo.py",
+                "s3://bucket": "a bucket; tests/packing/test_copy.py",
+                "/nvme/cache": "tests/storage/test_cache.py",
+            },
+        ),
+        Page("docs/format.md", golden, check=the_reader_reads),
         Page("docs/lmdb.md", packed_as_lmdb, check=the_record_has_its_image),
         Page(
             "docs/device.md",
@@ -283,9 +332,9 @@ PAGES = {
 GUIDES = "tests/system/test_guides.py"
 ELSEWHERE = {
     **dict.fromkeys(
-        [f"docs/{one}.md" for one in ("concepts", "faq", "index", "reliability")], GUIDES
+        [f"docs/{one}.md" for one in ("concepts", "faq", "index", "install", "reliability")], GUIDES
     ),
-    "docs/format.md": "tests/formats/test_record.py, by tests/support/naive_reader.py",
+    "docs/bench.md": "tests/tuning/test_bench.py",
     "docs/order.md": "tests/dataset/test_ranks.py, and beside this file test_frameworks.py, "
     "test_frameworks_loops.py, test_slurm_training.py, test_ray_train.py",
     "docs/recipes.md": "tests/system/test_recipes.py",
@@ -295,9 +344,10 @@ ELSEWHERE = {
 
 
 def written() -> set[str]:
-    """Return the pages in docs/ that have a Python block."""
+    """Return the pages in docs/ that have a block of Python or of commands."""
     pages = [f"docs/{one.name}" for one in (ROOT / "docs").glob("*.md")]
-    return {page for page in pages if any(one.kind == "python" for one in doc_blocks.blocks(page))}
+    kinds = {page: {one.kind for one in doc_blocks.blocks(page)} for page in pages}
+    return {page for page in pages if kinds[page] & {"python", "console"}}
 
 
 def test_every_page_is_tested() -> None:
