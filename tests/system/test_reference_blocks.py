@@ -3,10 +3,13 @@
 support/doc_blocks.py says how. Datasets that a page only makes give a batch here.
 """
 
+import contextlib
 import io
 import json
+import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support import doc_blocks
+from support import doc_blocks, object_stores
 from support.doc_blocks import Page
 from support.trees import ROOT, picture, plant
 
@@ -94,6 +97,28 @@ def a_thousand_photos() -> None:
 def golden() -> None:
     for path in (ROOT / "tests" / "golden" / "v0").iterdir():
         shutil.copy(path, ".")
+
+
+@contextlib.contextmanager
+def a_bucket() -> Iterator[None]:
+    """A bucket with a packed dataset and tars; its keys are in the environment, and in a profile."""
+    plant(Path("images"), {f"{c}/{i}.jpg": picture(60, 40) for c in "ab" for i in range(EACH)})
+    shardio.pack("images", "packed", jobs=1)
+    shardio.export("packed", "wds", format="webdataset")
+    with object_stores.s3(private=True) as store, pytest.MonkeyPatch.context() as patch:
+        for name in ("endpoint_url", "region", "access_key_id", "secret_access_key"):
+            patch.setenv(f"AWS_{name.upper()}", store.options[name.removesuffix("_url")])
+        patch.setenv("HOME", os.getcwd())
+        keys = [f"aws_{name} = {value}" for name, value in store.options.items() if "_key" in name]
+        plant(Path(".aws"), {"credentials": "\n".join(["[lab]", *keys]).encode()})
+        store.put_folder(Path("packed"), "train/")
+        store.put_folder(Path("wds"), "wds/")
+        yield
+
+
+def all_read_the_bucket(names: dict[str, Any]) -> None:
+    assert [len(batch["label"]) for batch in names["batches"]] == [8] * 3
+    assert sum(1 for path in Path("nvme").rglob("*") if path.is_file()) > 1  # the cache
 
 
 def the_reader_reads(names: dict[str, Any]) -> None:
@@ -310,6 +335,23 @@ PAGES = {
                 "/nvme/cache": "tests/storage/test_cache.py",
             },
         ),
+        Page(
+            "docs/remote.md",
+            a_bucket,
+            smaller=(
+                *FEW[:1],
+                ("s3://bucket", f"s3://{object_stores.BUCKET}"),
+                ("/nvme/shardio", "nvme"),
+                ("500GiB", "1GiB"),
+                ('"http://minio:9000"', "os.environ['AWS_ENDPOINT_URL']"),
+                then("storage=cache)   # downloads once a node", "batches = [next(iter(train))]"),
+                then("storage=minio)", "batches.append(next(iter(train)))"),
+                then('/wds"))', "batches.append(next(iter(data)))"),
+            ),
+            unrun={"s3://datasets": "tests/system/test_remote_page.py"},
+            given=lambda: {"shardio": shardio, "os": os},
+            check=all_read_the_bucket,
+        ),
         Page("docs/format.md", golden, check=the_reader_reads),
         Page("docs/lmdb.md", packed_as_lmdb, check=the_record_has_its_image),
         Page(
@@ -338,7 +380,6 @@ ELSEWHERE = {
     "docs/order.md": "tests/dataset/test_ranks.py, and beside this file test_frameworks.py, "
     "test_frameworks_loops.py, test_slurm_training.py, test_ray_train.py",
     "docs/recipes.md": "tests/system/test_recipes.py",
-    "docs/remote.md": "tests/system/test_remote_page.py: the recipe; the others need a bucket",
     "docs/tutorial.md": "tests/system/test_tutorial.py",
 }
 
