@@ -20,6 +20,7 @@ from PIL import Image
 from support import doc_blocks, object_stores
 from support.doc_blocks import Page
 from support.trees import ROOT, picture, plant
+from torch.utils.data import DataLoader
 
 import shardio
 from shardio.images import jpeg_rewrite
@@ -101,7 +102,7 @@ def golden() -> None:
 
 @contextlib.contextmanager
 def a_bucket() -> Iterator[None]:
-    """A bucket with a packed dataset and tars; its keys are in the environment, and in a profile."""
+    """A bucket with a packed dataset and tars; its keys: in the environment, and as a profile."""
     plant(Path("images"), {f"{c}/{i}.jpg": picture(60, 40) for c in "ab" for i in range(EACH)})
     shardio.pack("images", "packed", jobs=1)
     shardio.export("packed", "wds", format="webdataset")
@@ -213,6 +214,17 @@ def loader_gives_what_it_says(names: dict[str, Any]) -> None:
     names["train"].load_state_dict(names["save"][-1]["data"])
     assert names["train"].remaining == 2  # of 6 batches, after 4
     assert names["rows"] == 2 * EACH
+
+
+def of_a_loop() -> dict[str, Any]:
+    imported = {"torch": torch, "DataLoader": DataLoader, "ShardDataset": shardio.ShardDataset}
+    return imported | {"checkpoint": None, "model": None, "save": Saved()}
+
+
+def the_state_goes_on(names: dict[str, Any]) -> None:
+    assert [one["data"]["epoch"] for one in names["save"]] == [0, 1]
+    names["train"].load_state_dict(names["save"][-1]["data"])
+    assert names["train"].remaining == 2  # of 6 batches, after 4
 
 
 FEW = (
@@ -336,6 +348,29 @@ PAGES = {
             },
         ),
         Page(
+            "docs/order.md",
+            lambda: packed("packed"),
+            smaller=(
+                ("batch_size=256, ...)", 'batch_size=8, fields=("image", "label"), decode=None)'),
+                *FEW[1:2],
+                ("(train.epoch, 90)", "(train.epoch, 2)"),
+                ("step % 1000", "step % 4"),
+            ),
+            unrun={
+                'saved["loader"]': "tests/dataset/test_resume.py",
+                "init_process_group": "tests/dataset/test_ranks.py, test_slurm_training.py",
+                "#SBATCH": "test_slurm_training.py",
+                "(DataLoader)": "Lightning; test_frameworks.py",
+                "on_validation_epoch_start": "Lightning; test_frameworks.py",
+                "Accelerator()": "test_frameworks.py",
+                "prepare_data_loader(loader, accelerator": "test_frameworks_loops.py",
+                "(Trainer)": "test_frameworks.py",
+                "ray.train": "test_ray_train.py",
+            },
+            given=of_a_loop,
+            check=the_state_goes_on,
+        ),
+        Page(
             "docs/remote.md",
             a_bucket,
             smaller=(
@@ -377,8 +412,6 @@ ELSEWHERE = {
         [f"docs/{one}.md" for one in ("concepts", "faq", "index", "install", "reliability")], GUIDES
     ),
     "docs/bench.md": "tests/tuning/test_bench.py",
-    "docs/order.md": "tests/dataset/test_ranks.py, and beside this file test_frameworks.py, "
-    "test_frameworks_loops.py, test_slurm_training.py, test_ray_train.py",
     "docs/recipes.md": "tests/system/test_recipes.py",
     "docs/tutorial.md": "tests/system/test_tutorial.py",
 }
