@@ -261,8 +261,8 @@ class DevicePrefetcher(BatchIterator):
             finally:
                 del error  # its traceback holds this frame
         sent, stats = self._sent.popleft()
-        self.idle_s = self._transfer.idle_s(mark)
         self.blocked_s = sent.take()
+        self.idle_s = self._transfer.idle_s(mark)
         self.batch_stats = None if stats is None else stats._replace(device_s=sent.send_s)
         self.taken += 1
         batch, sent.batch = sent.batch, None
