@@ -84,6 +84,7 @@ NAMES = (
         "meter",
         "view",
         "gpu",
+        "cores",
         "tutorial",
         "coming_from",
     ),
