@@ -49,6 +49,10 @@ class BatchReader(Protocol):
     def encoded_fields(self) -> Collection[int | str]:
         """Return the fields of items that are the bytes of image files, by name or place."""
 
+    @property
+    def device_crop(self) -> tuple[tuple[int, int], str] | None:
+        """Return (H, W) and interpolation of DeviceCrops in items; None: there are none."""
+
     def read_batches(self, share: Partition, consumers: Consumers, /) -> Iterator[PendingBatch]:
         """Read a consumer's share, in order. The `rows` of each are used up before the next."""
 

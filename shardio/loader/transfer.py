@@ -5,8 +5,12 @@ that lies in such memory is copied from where it lies; any other goes through a 
 page-locked once and used again. The host's batch is held until an event says that its bytes have
 been read; the event is asked, not waited for.
 
+Encoded crops (`decode="cuda"`) are decoded on the device. A decoder blocks its caller, so that such
+batches go through a thread, one after the other: it issues all work, to the same stream. What the
+consumer's stream has to say is asked in the consumer's own thread.
+
 On "cpu" and on devices other than CUDA the same formula makes the same numbers, without a stream:
-`.to(device)`, and the formula there.
+`.to(device)`, and the formula there; crops are decoded on the CPU.
 
 Source: "CUDA semantics" of PyTorch (streams, record_stream, non_blocking).
 """
@@ -20,6 +24,9 @@ from typing import Any
 
 import torch
 
+from ..dataset.encoded_crops import EncodedCrops
+from .device_crops import Cropper
+from .job_thread import Job, JobThread
 from .normalize import Images, walk
 from .pinned import Pin, StagingBuffers, copies_directly
 
@@ -58,9 +65,10 @@ class DeviceBatch:
 class Transfer:
     """Copy batches to any device, by plain copies that are done when `send` returns."""
 
-    def __init__(self, device: torch.device, images: Images) -> None:
+    def __init__(self, device: torch.device, images: Images, cropper: Cropper) -> None:
         self.device = device
         self._images = images
+        self._cropper = cropper
 
     def send(self, batch: Any) -> DeviceBatch:
         """Begin to copy a batch of the host to the device."""
@@ -68,45 +76,63 @@ class Transfer:
         # Batches outlive the mode they were asked for in: a tensor of inference mode cannot be
         # written to, or trained with, after it.
         with torch.inference_mode(False), torch.no_grad():
-            there = self._images.finish(walk(batch, lambda tensor: tensor.to(self.device)))
+            there = walk(batch, lambda tensor: tensor.to(self.device), self._cropped)
+            there = self._images.finish(there)
         return DeviceBatch(there, time.perf_counter() - began)
+
+    def _cropped(self, crops: EncodedCrops) -> torch.Tensor:
+        return self._cropper.make(crops).to(self.device)
 
 
 class StreamTransfer(Transfer):
     """Copy batches to a CUDA device by a stream of its own, from page-locked memory."""
 
-    def __init__(self, device: torch.device, images: Images, pin: Pin) -> None:
-        super().__init__(device, images)
+    def __init__(self, device: torch.device, images: Images, cropper: Cropper, pin: Pin) -> None:
+        super().__init__(device, images, cropper)
         # The cast is short, and a step waits for it: it is not to queue behind that step's kernels.
         self._stream = _cuda.Stream(device, priority=-1)
         self._pin = pin
         self.staging = StagingBuffers(pin)
+        self._thread = JobThread("shardio-decode")
         self._steps: deque[Event] = deque()  # where the consumer stood at each hand-out
         self._timed: tuple[Event, Event] | None = None
         self._last_s: float | None = None
 
     def send(self, batch: Any) -> DeviceBatch:
         """Begin to copy a batch of the host, cast and normalise it, by the side stream."""
+        # What is on the device already may still be in the making, on the consumer's stream.
+        ready = None
+        if any(tensor.device == self.device for tensor in _tensors(batch)):
+            ready = _event()
+            ready.record(_cuda.current_stream(self.device))
+        if _has_crops(batch):
+            return LaterBatch(self._thread.submit(self._issue, batch, ready))
+        return self._issue(batch, ready)
+
+    def _issue(self, batch: Any, ready: Event | None) -> _StreamBatch:
+        """Issue the work on a batch to the side stream. Encoded crops block for their decoder."""
         began = time.perf_counter()
         tensors = _tensors(batch)
         start, read, done = (_event(enable_timing=True) for _ in range(3))
-        consumer = _cuda.current_stream(self.device)
         with (
             torch.inference_mode(False),
             torch.no_grad(),
             _cuda.device(self.device),
             _cuda.stream(self._stream),
         ):
-            # What is on the device already may still be in the making, on the consumer's stream.
-            there_already = [tensor for tensor in tensors if tensor.device == self.device]
-            if there_already:
-                self._stream.wait_stream(consumer)
-            for tensor in there_already:
-                tensor.record_stream(self._stream)
+            if ready is not None:
+                self._stream.wait_event(ready)
+            for tensor in tensors:
+                if tensor.device == self.device:
+                    tensor.record_stream(self._stream)
             staged, buffer = self.staging.stage(tensors)
             try:
                 start.record(self._stream)
-                there = walk(batch, lambda tensor: self._copy(staged.get(id(tensor), tensor)))
+                there = walk(
+                    batch,
+                    lambda tensor: self._copy(staged.get(id(tensor), tensor)),
+                    self._cropper.make,
+                )
                 read.record(self._stream)
                 there = self._images.finish(there)
                 done.record(self._stream)
@@ -188,6 +214,51 @@ class _StreamBatch(DeviceBatch):
         return self.issued_s if measured is None else measured
 
 
+class LaterBatch(DeviceBatch):
+    """Hold a batch whose work a thread issues."""
+
+    def __init__(self, job: Job[DeviceBatch]) -> None:
+        super().__init__(None, 0.0)
+        self._job: Job[DeviceBatch] | None = job
+        self._issued: DeviceBatch | None = None
+
+    def read(self) -> bool:
+        """Return True if the host's batch is no longer needed. Does not wait."""
+        if self._issued is None and self._job is not None:
+            if not self._job.done():
+                return False
+            self._issued = self._job.end()  # None if it failed: `take` says so
+        return self._issued is None or self._issued.read()
+
+    def wait(self) -> None:
+        """Wait until the host's batch is no longer needed. One that is not begun is dropped."""
+        if self._issued is None and self._job is not None:
+            self._issued = self._job.end()
+        if self._issued is not None:
+            self._issued.wait()
+
+    def take(self) -> float:
+        """Let the consumer's stream have the batch, once its work is issued.
+
+        Returns the seconds that the device was steps behind, without those of waiting for the
+        thread. Raises what it raised.
+        """
+        if self._issued is None and self._job is not None:
+            try:
+                self._issued = self._job.result()
+            except Exception:
+                self._job = None  # what was raised holds this frame
+                raise
+        assert self._issued is not None
+        waited = self._issued.take()
+        self.batch, self._issued.batch = self._issued.batch, None
+        return waited
+
+    def device_s(self) -> float:
+        """Return the seconds of the last transfer that has ended; before, those of issuing."""
+        return 0.0 if self._issued is None else self._issued.device_s()
+
+
 def _event(enable_timing: bool = False) -> Event:
     # blocking: who waits for it sleeps, instead of keeping a core busy that loads data.
     return _cuda.Event(enable_timing=enable_timing, blocking=True)
@@ -203,3 +274,10 @@ def _tensors(batch: Any) -> list[torch.Tensor]:
 
     walk(batch, note)
     return found
+
+
+def _has_crops(batch: Any) -> bool:
+    """Return True if a batch has encoded crops."""
+    found: list[EncodedCrops] = []
+    walk(batch, lambda tensor: tensor, found.append)
+    return bool(found)

@@ -28,6 +28,7 @@ from shardio.dataset.protocol import BatchIterator
 from shardio.errors import OptionError, StateError, StorageError
 from shardio.loader import pinned
 from shardio.loader.device import DeviceOptions, DevicePrefetcher, Target, prefetch
+from shardio.loader.device_crops import Cropper
 from shardio.loader.pinned import is_page_locked, locked_bytes, page_lock, page_unlock
 from shardio.loader.transfer import DeviceBatch, Transfer
 
@@ -321,7 +322,8 @@ class Slow(Transfer):
     """A transfer whose copies take as long as the test wants."""
 
     def __init__(self, target: Target) -> None:
-        super().__init__(torch.device("cpu"), target.images)
+        cpu = torch.device("cpu")
+        super().__init__(cpu, target.images, Cropper(cpu, lambda device: None, target.decoded))
         self.done, self.waits = False, 0
 
     def send(self, batch: Any) -> DeviceBatch:
