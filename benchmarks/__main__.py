@@ -41,6 +41,7 @@ NAMES = (
     "meter",
     "view",
     "gpu",
+    "gpu_decode",
     "cores",
     "tutorial",
     "coming_from",
@@ -51,7 +52,7 @@ PARTS = {  # of --only
     "remote": remote.PARTS,
     "gpu": tuple(gpu.PARTS),
 }
-ON_A_GPU = ("gpu",)  # they take --device
+ON_A_GPU = ("gpu", "gpu_decode")  # they take --device
 AGAINST = "against"  # takes a commit, and is not among `all`
 
 

@@ -29,6 +29,8 @@ FEEDS = {  # title: the loader, how the dataset decodes, and which shards
     "JPEG": (LOADER, "pil", "jpeg"),
     "tile JPEG": (LOADER, "pil", "tiles"),
     "raw pixels": (LOADER, "numpy", "raw"),
+    'JPEG, decode="cuda"': (LOADER, "cuda", "jpeg"),
+    'tile JPEG, decode="cuda"': (LOADER, "cuda", "tiles"),
     f"JPEG, {PINNED}": (PINNED, "pil", "jpeg"),
 }
 IDLE = 0.1  # a GPU that idles longer waits for something

@@ -6,7 +6,9 @@ import gc
 import io
 import json
 import multiprocessing
+import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +21,8 @@ from PIL import Image
 
 import shardio
 from benchmarks import __main__ as command_line
-from benchmarks import cores, gpu_feeds, gpu_training, gpu_transfers, report, trace
-from benchmarks.data import repeat
+from benchmarks import cores, gpu_decode, gpu_feeds, gpu_training, gpu_transfers, report, trace
+from benchmarks.data import PHOTOS, Data, pack, repeat
 from benchmarks.gpu_feeds import LOADER, PINNED, PLAIN, PREFETCH, RESIDENT, Feed, Scale, feed
 from benchmarks.harness import Result
 
@@ -108,6 +110,20 @@ def test_training_is_rehearsed_and_watched(
     assert found["bound"] in ("compute", "loader", "unknown") and found["verdict"]
 
 
+def photographs(folder: Path, height: int, width: int) -> None:
+    """Write an archive of eight JPEGs, as the benchmarks look for it."""
+    y, x = np.mgrid[0:height, 0:width]
+    with tarfile.open(folder / PHOTOS, "w") as tar:
+        for i in range(8):
+            buffer = io.BytesIO()
+            pixels = np.stack([x % 256, y % 256, (x + 9 * i) % 256], -1).astype(np.uint8)
+            Image.fromarray(pixels).save(buffer, "JPEG")
+            member = tarfile.TarInfo(f"class{i % 2}/{i}.jpg")
+            member.size = buffer.tell()
+            buffer.seek(0)
+            tar.addfile(member, buffer)
+
+
 def _options(kind: str, path: str) -> dict[str, Any]:
     return SCALE.options(kind=kind, path=path)
 
@@ -177,24 +193,14 @@ def test_a_round_ends_when_each_worker_has_made_as_many() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["transfers", "training"])
-def test_a_part_is_rehearsed_by_its_processes(tmp_path: Path, part: str) -> None:
-    """As `python -m benchmarks gpu --only PART --device cpu` runs it, on photographs made here."""
-    import subprocess
-    import tarfile
-
-    with tarfile.open(tmp_path / "imagenet-sample-500.tar", "w") as tar:
-        for i in range(8):
-            buffer = io.BytesIO()
-            Image.fromarray(np.full((200, 300, 3), 9 * i, np.uint8)).save(buffer, "JPEG")
-            member = tarfile.TarInfo(f"class{i % 2}/{i}.jpg")
-            member.size = buffer.tell()
-            buffer.seek(0)
-            tar.addfile(member, buffer)
+@pytest.mark.parametrize("what", ["gpu --only transfers", "gpu --only training", "gpu_decode"])
+def test_a_benchmark_is_rehearsed_by_its_processes(tmp_path: Path, what: str) -> None:
+    """As `python -m benchmarks` runs it, on photographs made here."""
+    photographs(tmp_path, 200, 300)
     out = tmp_path / "result.json"
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "benchmarks", "gpu", "--only", part, "--device", "cpu"),
+            *(sys.executable, "-m", "benchmarks", *what.split(), "--device", "cpu"),
             *("--data", str(tmp_path), "--scratch", str(tmp_path / "scratch"), "--out", str(out)),
         ],
         capture_output=True, text=True, cwd=Path(__file__).resolve().parent.parent.parent,
@@ -202,5 +208,48 @@ def test_a_part_is_rehearsed_by_its_processes(tmp_path: Path, part: str) -> None
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     assert found["rehearsal"] is True and all(one["met"] is None for one in found["targets"])
-    assert found["tables"] and found["raw"]["lanes"]
+    assert found["tables"] and ("lanes" in found["raw"]) is (what != "gpu_decode")
     assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_forms_of_photographs_differ_in_what_their_names_say(tmp_path: Path) -> None:
+    photographs(tmp_path, 300, 400)
+    source = Data(tmp_path, tmp_path, True, False)
+    few = {gpu_decode.PLAIN: pack(source.originals(), tmp_path / "few")}
+    few[gpu_decode.TILES] = pack(source.originals(), tmp_path / "tiles", "--jpeg-tiles")
+    forms = gpu_decode._more_forms(source, few, SCALE)
+    files = {
+        name: [sample["image"] for sample in shardio.open(path, decode=None)]
+        for name, path in {**few, **forms}.items()
+    }
+    for name, found in files.items():
+        assert len(found) == 8
+        marked = [b"\xff\xd0" in file for file in found]
+        assert all(marked) if name not in (gpu_decode.PLAIN, gpu_decode.AGAIN) else not any(marked)
+    tiles, cuts = files[gpu_decode.TILES], files[gpu_decode.CUTS]
+    assert sum(map(len, cuts)) < sum(map(len, tiles))
+    for one, other in zip(files[gpu_decode.AGAIN], files[gpu_decode.MARKED], strict=True):
+        assert np.array_equal(*(Image.open(io.BytesIO(file)) for file in (one, other)))
+
+
+def test_decoders_are_timed_and_compared(shards: dict[str, str]) -> None:
+    options = SCALE.options(name=gpu_decode.PIL, forms={"plain": shards["jpeg"]})
+    asked = gpu_decode.decoder(**options)
+    assert asked() == {"missing": ""}
+    found = asked(form="plain", compare=True)
+    assert found == {"files": 24, "refused": 0, "mean": 0, "most": 0, "beyond": 0}
+    pixels = torch.zeros(3, 4, 4, dtype=torch.uint8)
+    other = pixels.clone()
+    other[0, 0] = 12
+    pairs = [(pixels, other)]
+    wanted = {"mean": 1.0, "most": 12, "beyond": pytest.approx(4 / 48)}
+    assert gpu_decode._differences(pairs) == wanted
+    assert gpu_decode._differences([])["mean"] is None
+
+
+def test_the_whole_road_is_compared_with_the_cpu(shards: dict[str, str]) -> None:
+    for name, by in ((gpu_decode.PIL, {8, 12}), (gpu_decode.WORKERS, {None})):  # 12: one ahead
+        asked = gpu_decode.road(**SCALE.options(name=name, path=shards["jpeg"]))
+        found = asked(compare=True)
+        assert found["most"] == 0 and found.get("by_trainer") in by
+        assert asked()["images_per_s"] > 0
