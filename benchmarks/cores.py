@@ -154,8 +154,9 @@ def _decode(ready: Any, results: Any, files: list[bytes], size: int) -> None:
     transform = _transform(size)
     row = np.empty((64, size, size, 3), np.uint8)
     draws = np.random.default_rng(os.getpid()).integers(2**64, size=4096, dtype=np.uint64).tolist()
+    files = [bytes(memoryview(file)) for file in files]  # or it would fault at each of them
     for i in range(64):
-        transform(files[i % len(files)], draws[i], row[i])  # pages of the rows, and of the code
+        transform(files[i % len(files)], draws[i], row[i])
     ready.wait()
     count = 0
     began, used = time.perf_counter(), time.process_time()

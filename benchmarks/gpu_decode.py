@@ -137,11 +137,13 @@ def decoder(scale: dict[str, Any], name: str, forms: dict[str, str]) -> Round:
         decode = _decode(name, device)
     except (DependencyError, ImportError) as error:
         missing = str(error)
+
+    def file(sample: dict[str, Any]) -> Any:
+        found = torch.frombuffer(bytearray(sample["image"]), dtype=torch.uint8)
+        return found.pin_memory() if size.device == "cuda" else found
+
     files = {
-        form: [
-            torch.frombuffer(bytearray(sample["image"]), dtype=torch.uint8)
-            for sample in shardio.open(path, decode=None)
-        ]
+        form: [file(sample) for sample in shardio.open(path, decode=None)]
         for form, path in forms.items()
     }
 

@@ -58,8 +58,12 @@ def _train(result: Result, scale: Scale, model: str, shards: dict[str, str]) -> 
         entries[title] = EntryProcess("gpu_training:entry", **options)
     lanes, about = {}, {}
     try:
-        for name, one in entries.items():  # also the first of all: kernels are chosen in it
+        for name, one in tuple(entries.items()):  # kernels are chosen in these rounds
             about[name] = one.round(traced=True)
+            if missing := about[name].get("missing"):
+                result.note(f"{model}, {name} was not measured: {missing}")
+                entries.pop(name).close()
+                continue
             lanes[f"{model}, {name}"] = about[name].pop("lanes")
             show(f"  trace, {name}: {about[name]}")
         measured = interleave({name: one.round for name, one in entries.items()}, scale.rounds)
@@ -97,12 +101,17 @@ def _train(result: Result, scale: Scale, model: str, shards: dict[str, str]) -> 
 
 
 def entry(scale: dict[str, Any], kind: str, decode: str, path: str, model: str) -> Round:
+    from shardio.errors import DependencyError
+
     size = Scale(**scale)
     found = feed(kind, path, decode, size)
     step = training_step(model, size.device)
 
     def one_round(traced: bool = False) -> dict[str, Any]:
-        measured = _traced(found, step, size) if traced else _epoch(found, step, size)
+        try:
+            measured = _traced(found, step, size) if traced else _epoch(found, step, size)
+        except DependencyError as error:  # there is no decoder for the GPU
+            measured = {"missing": str(error)}
         give_memory_back(size.device)
         return measured
 

@@ -250,7 +250,9 @@ def _locked(device: str) -> int:
     from shardio.loader import pinned
 
     stats = torch.cuda.host_memory_stats() if device == "cuda" else {}
-    return pinned.locked_bytes() + int(stats.get("allocated_bytes.current", 0))
+    # Until torch 2.8 what it keeps for reuse was in "reserved" alone.
+    of_torch = [stats.get(f"{kind}_bytes.current", 0) for kind in ("allocated", "reserved")]
+    return pinned.locked_bytes() + int(max(of_torch))
 
 
 def give_memory_back(device: str) -> None:
