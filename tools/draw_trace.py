@@ -22,6 +22,7 @@ COLOURS = {  # of benchmarks/trace.py; each is legible on white and on black
 }
 WIDTH, LEFT, RIGHT = 860, 130, 90
 LANE, GAP, HEAD, TITLE = 22, 6, 34, 26
+LEAST = 1.2  # the width of a bar that can be seen
 
 
 def main(path: str) -> None:
@@ -39,24 +40,24 @@ def _panel(name: str, made: dict[str, Any], number: int) -> Iterator[str]:
     scale = (WIDTH - LEFT - RIGHT) / made["ms"]
     low = top + TITLE + len(COLOURS) * (LANE + GAP)
     yield _text(LEFT, top + 14, name, 14, 'font-weight="bold"')
+    for asked in made["asked"]:
+        x = LEFT + asked * scale
+        yield (
+            f'<line x1="{x:.2f}" x2="{x:.2f}" y1="{top + TITLE - 3}" y2="{low}" '
+            'stroke="currentColor" stroke-width="0.6" opacity="0.5"/>'
+        )
+        yield _text(x, low + 13, f"{asked:.0f}", 11, 'class="faint" text-anchor="middle"')
     for i, lane in enumerate(COLOURS):
         y = top + TITLE + i * (LANE + GAP)
         yield _text(LEFT - 8, y + 15, lane, 12, 'text-anchor="end"')
         for begin, end in made["lanes"][lane]["intervals"]:
-            x, wide = LEFT + begin * scale, max(0.7, (end - begin) * scale)
+            x, wide = LEFT + begin * scale, max(LEAST, (end - begin) * scale)
             yield (
                 f'<rect x="{x:.2f}" y="{y}" width="{wide:.2f}" height="{LANE}" '
                 f'fill="{COLOURS[lane]}"/>'
             )
         yield _text(WIDTH - RIGHT + 8, y + 15, f"{made['lanes'][lane]['share']:.1%}", 12)
-    for asked in made["asked"]:
-        x = LEFT + asked * scale
-        yield (
-            f'<line x1="{x:.2f}" x2="{x:.2f}" y1="{top + TITLE - 3}" y2="{low}" '
-            'stroke="currentColor" stroke-width="0.8" stroke-dasharray="2 3"/>'
-        )
-        yield _text(x, low + 13, f"{asked:.0f}", 11, 'class="faint" text-anchor="middle"')
-    yield _text(WIDTH - RIGHT + 8, low + 13, "ms", 11, 'class="faint"')
+    yield _text(WIDTH - RIGHT + 24, low + 13, "ms", 11, 'class="faint"')
 
 
 def _text(x: float, y: float, words: str, size: int, more: str = "") -> str:

@@ -121,7 +121,7 @@ def test_the_picture_has_a_bar_for_each_interval(tmp_path: Path) -> None:
     ]
     wanted = [e - b for lane in made["lanes"].values() for b, e in lane["intervals"]]
     whole = max(bars) / max(wanted)
-    assert bars == pytest.approx([max(0.7, length * whole) for length in wanted], abs=0.01)
+    assert bars == pytest.approx([max(1.2, length * whole) for length in wanted], abs=0.01)
 
 
 def test_a_trace_of_a_cpu_has_the_steps_that_were_asked_for() -> None:
