@@ -220,7 +220,7 @@ def statistics_of(values: Iterable[float]) -> dict[str, float]:
 
 
 def median(rounds: Sequence[dict[str, Any]], key: str) -> float:
-    return statistics.median(one[key] for one in rounds)
+    return float(statistics.median(one[key] for one in rounds))
 
 
 def ratio(
