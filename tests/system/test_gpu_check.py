@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 
 from benchmarks.data import CIFAR, PHOTOS, Data
+from benchmarks.harness import EntryProcess
 from shardio.images import jpeg_tiles
 from tools.gpu_check import (
     __main__,
@@ -203,9 +204,26 @@ def test_a_benchmark_that_misses_a_target_fell_short(tmp_path: Path) -> None:
     out.write_text(
         json.dumps({"targets": [{"what": "a", "met": True}, {"what": "b", "met": None}]})
     )
-    assert judge(out, False)[:2] == ("passed", "2 of 2 targets")
+    assert judge(out, False)[:2] == ("passed", "1 of 2 targets met, 1 not measured")
     out.write_text(json.dumps({"targets": [{"what": "a", "met": False}]}))
-    assert judge(out, False)[:2] == ("fell short", "0 of 1 targets")
+    assert judge(out, False)[:2] == ("fell short", "0 of 1 targets met")
+
+
+def test_the_processes_of_a_benchmark_find_what_was_installed_for_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").touch()
+    shutil.copy(ROOT / "benchmarks" / "entry_process.py", tmp_path / "benchmarks")
+    look = (
+        "import gpu_check_extra\ndef prepare():\n    return lambda: {'is': gpu_check_extra.value}\n"
+    )
+    (tmp_path / "benchmarks" / "look.py").write_text(look)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "gpu_check_extra.py").write_text("value = 7\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    with EntryProcess("look:prepare", python_path=tmp_path) as process:
+        assert process.round() == {"is": 7}
 
 
 def test_the_device_tests_are_found() -> None:

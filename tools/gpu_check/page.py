@@ -83,7 +83,10 @@ def markdown(found: dict[str, Any], pictures: dict[str, str]) -> str:
         shown = status if status in (parts.PASSED, parts.REHEARSED) else f"**{status}**"
         limit = number(round(one["limit_s"])) if "limit_s" in one else "-"
         seconds = number(round(one["seconds"]))
-        lines.append([one["part"], one["about"], shown, _cell(one["why"]), seconds, limit])
+        why = one["why"]
+        if one["part"] == "probe" and one["result"] and not why:
+            why = _answer(one["result"]["engines"], one["result"]["device"])
+        lines.append([one["part"], one["about"], shown, _cell(why), seconds, limit])
     blocks = ["# GPU check", REHEARSAL if found["rehearsal"] else "", _where(found), table(lines)]
     mixed = {bool(one["rehearsal"]) for one in every if "rehearsal" in one}
     if len(mixed) > 1:

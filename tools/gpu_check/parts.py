@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -58,7 +59,10 @@ def _probe(options: Options, out: Path) -> list[str]:
 
 def _tests(options: Options, out: Path) -> list[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5"]
-    return [*command, f"--junitxml={out}", *map(str, device_tests(ROOT / "tests"))]
+    # Warnings are errors in our tests, but those about the future are about the machine's torch.
+    command += ["-W", "default::DeprecationWarning", "-W", "default::FutureWarning"]
+    files = [str(path.relative_to(ROOT)) for path in device_tests(ROOT / "tests")]
+    return [*command, f"--junitxml={out}", *files]
 
 
 def device_tests(folder: Path) -> list[Path]:
@@ -70,12 +74,16 @@ def device_tests(folder: Path) -> list[Path]:
     ]
 
 
-def _benchmark(*words: str) -> Callable[[Options, Path], list[str]]:
+def _benchmark(*words: str, gpu: bool = True) -> Callable[[Options, Path], list[str]]:
+    """Return the command of a benchmark. gpu: whether it uses one, and so can be rehearsed."""
+
     def command(options: Options, out: Path) -> list[str]:
-        scratch = ("--scratch", str(WORK / "scratch"))
+        scratch = ("--scratch", os.path.relpath(WORK / "scratch", ROOT))
         line = [sys.executable, "-m", "benchmarks", *words, "--out", str(out), *scratch]
         line += ["--data", str(options.data)] if options.data else []
-        return line + ["--device", "cpu"] * options.rehearse + ["--quick"] * options.quick
+        if options.rehearse and gpu:
+            return [*line, "--device", "cpu"]
+        return line + ["--quick"] * (options.quick or options.rehearse)
 
     return command
 
@@ -115,9 +123,11 @@ def _judge_tests(out: Path, rehearse: bool) -> tuple[str, str, Any]:
 
 def _judge_benchmark(out: Path, rehearse: bool) -> tuple[str, str, Any]:
     found = json.loads(out.read_text())
-    unmet = [one["what"] for one in found["targets"] if one["met"] is False]
-    said = f"{len(found['targets']) - len(unmet)} of {len(found['targets'])} targets"
-    return FELL_SHORT if unmet else PASSED, said, found
+    verdicts = [one["met"] for one in found["targets"]]
+    said = f"{verdicts.count(True)} of {len(verdicts)} targets met"
+    if None in verdicts:
+        said += f", {verdicts.count(None)} not measured"
+    return FELL_SHORT if False in verdicts else PASSED, said, found
 
 
 PARTS = {
@@ -138,7 +148,9 @@ PARTS = {
         _benchmark("gpu", "--only", "training"),
         _judge_benchmark,
     ),
-    "cores": Part("loading with 1 to 16 workers", 530, _benchmark("cores"), _judge_benchmark),
+    "cores": Part(
+        "loading with 1 to 16 workers", 530, _benchmark("cores", gpu=False), _judge_benchmark
+    ),
 }
 
 
@@ -157,7 +169,7 @@ def run(
     limit = min(part.limit_s, left_s)
     made = WORK / f"{name}.out"
     made.unlink(missing_ok=True)
-    command = part.command(options, made)
+    command = part.command(options, Path(os.path.relpath(made, ROOT)))  # paths of no machine
     found: dict[str, Any] = {
         "gpu_check": VERSION,
         "part": name,
