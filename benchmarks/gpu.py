@@ -53,7 +53,7 @@ def run(source: data.Data, result: Result) -> None:
         "wait_share": "share of time waiting for data",
         "alone": "images/s of the model alone",
         "next_ms": "ms in next()",
-        "copy_ms": "ms of copy and cast",
+        "copy_ms": "ms to send",
         "cpu_ms": "CPU ms an image, of the trainer",
     }
     for model, (title, shards) in itertools.product(MODELS, sets.items()):

@@ -19,6 +19,7 @@ Train
     CenterCrop         Crop the centre of each image, for validation.
     collate            Stack samples to a batch.
     EncodedImages      Hold the image files of a batch in one buffer, as decode=None gives them.
+    EncodedCrops       Hold those that the device decodes and crops, as decode="cuda" gives them.
     normalize          Cast and normalise a batch of uint8 images, on the CPU or the GPU.
     prefetch           Copy batches to the GPU while the step before computes.
     watch              Measure whether training waits for data, and say why.
@@ -86,6 +87,7 @@ if sys.platform == "win32":
 if TYPE_CHECKING:
     from .dataset.collate import collate as collate
     from .dataset.encoded import EncodedImages as EncodedImages
+    from .dataset.encoded_crops import EncodedCrops as EncodedCrops
     from .dataset.sequence import open as open
     from .dataset.shard_dataset import ShardDataset as ShardDataset
     from .images.transforms import CenterCrop as CenterCrop
@@ -118,6 +120,7 @@ if TYPE_CHECKING:
 # replace it.
 _HOMES = {
     "CenterCrop": "images.transforms",
+    "EncodedCrops": "dataset.encoded_crops",
     "EncodedImages": "dataset.encoded",
     "ImageOptions": "packing.options",
     "Order": "order.options",

@@ -20,6 +20,7 @@ Its files:
     assemble       rows to items, items to batches
     collate        items to one batch
     encoded        the image files of a batch, in one buffer
+    encoded_crops  those that the device decodes and crops
     sequence       shardio.open: a dataset as a sequence, without torch
     whereabouts    where makers of batches are, for the message when one hangs
 """

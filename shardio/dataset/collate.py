@@ -5,6 +5,7 @@
     torch tensors of one shape and dtype        torch.stack; images that lie in memory as (H, W, 3)
                                                 keep channels_last strides
     the bytes of image files (decode=None)      EncodedImages: one uint8 buffer, and offsets
+    DeviceCrops (decode="cuda")                 EncodedCrops: EncodedImages, and the crop of each
     int                                         (B,) int64
     float (ints among them)                     (B,) float64
     bool                                        (B,) bool
@@ -12,9 +13,9 @@
     anything else: PIL, bytes, str, dicts,      a list
     lists; and the fields of `ragged`
 
-Arrays or tensors that differ in shape or dtype, and a None among arrays, numbers or image files,
-are an error: they would be a tensor in one batch and a list in the next. Which bytes are image
-files the dataset says, to its own batches: to others that call `collate` all bytes are alike.
+Arrays, tensors or crops that differ in shape or dtype, and a None among them, numbers or image
+files, are an error: they would be a tensor in one batch and a list in the next. Which bytes are
+image files the dataset says, to its own batches: to others that call `collate` all bytes are alike.
 
 Bytes cross to the GPU; floats are made there. Each array is copied once, straight into the batch;
 in a DataLoader worker the batch lies in the shared memory that takes it to the trainer.
@@ -33,7 +34,9 @@ import torch
 from torch.utils.data import get_worker_info
 
 from ..errors import CollateError, OptionError, printable
+from ..images.device_crop import DeviceCrop
 from .encoded import PICKLED, EncodedImages
+from .encoded_crops import EncodedCrops
 
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -163,6 +166,10 @@ def _column(values: Sequence[Any], items: Sequence[Any], name: int | str | None)
         return torch.tensor(values, dtype=torch.float64)
     if len(kinds) == 1 and kinds <= TENSORS:
         return torch.from_numpy(np.array(values))
+    if kinds == {DeviceCrop}:
+        if len({(crop.shape, crop.interpolation) for crop in values}) > 1:
+            raise _unequal(values, items, name)
+        return EncodedCrops.join(values, empty_files)
     if all(issubclass(kind, tuple) for kind in kinds):
         return _tuple(values, (), _column)
     if all(issubclass(kind, torch.Tensor) for kind in kinds):
@@ -170,7 +177,7 @@ def _column(values: Sequence[Any], items: Sequence[Any], name: int | str | None)
     if all(issubclass(kind, np.ndarray) for kind in kinds):
         masked = any(issubclass(kind, np.ma.MaskedArray) for kind in kinds)
         return list(values) if masked else _arrays([*map(np.asarray, values)], items, name)
-    unlike = _ARRAYS if type(None) not in kinds else _ARRAYS + _NUMBERS
+    unlike = _STACKED if type(None) not in kinds else _STACKED + _NUMBERS
     if any(issubclass(kind, unlike) for kind in kinds):
         raise _unequal(values, items, name)
     return list(values)
@@ -212,12 +219,13 @@ def _tensors(tensors: Sequence[torch.Tensor], items: Sequence[Any], name: int | 
     return torch.stack(list(tensors), out=empty((len(tensors), *first.shape), first.dtype))
 
 
-def planes(pixels: np.ndarray[Any, Any]) -> Any:
+def planes(pixels: Any) -> Any:
     """Turn the pixels of a built-in transform, (H, W, 3) uint8, into a (3, H, W) tensor.
 
-    A view: its strides are those of channels_last. Of other arrays the tensor.
+    A view: its strides are those of channels_last. Of other arrays the tensor; of a DeviceCrop
+    itself.
     """
-    if pixels.dtype.type not in TENSORS:
+    if type(pixels) is DeviceCrop or pixels.dtype.type not in TENSORS:
         return pixels
     tensor = torch.from_numpy(pixels)
     if pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3:
@@ -359,6 +367,8 @@ def _like(value: Any) -> str:
         return "None"
     if isinstance(value, bytes):
         return "an image file"
+    if isinstance(value, DeviceCrop):
+        return f"a crop {value.shape} by {value.interpolation}, for the device"
     if isinstance(value, _ARRAYS):
         return f"{tuple(value.shape)} {_dtype(value)}"
     return f"a {type(value).__name__}" if not isinstance(value, int | float) else "a number"
@@ -413,4 +423,5 @@ TENSORS = frozenset(
     )
 )
 _ARRAYS = (np.ndarray, torch.Tensor)
+_STACKED = (*_ARRAYS, DeviceCrop)
 _NUMBERS = (int, float, np.number, np.bool_)

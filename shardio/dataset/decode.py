@@ -7,7 +7,8 @@ ids, or depths: they are handed out as stored, unless `decode` says otherwise.
 
 A built-in transform (images/transforms.py) takes the encoded bytes itself, since it may decode less
 than all of them, and one random word, so that its result does not depend on who reads the sample.
-Any other transform takes the decoded image.
+Any other transform takes the decoded image. With `decode="cuda"` the transform plans the crop of
+the first image, and the trainer's device makes it (images/device_crop.py).
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ import numpy as np
 from ..errors import DecodeError, OptionError, printable, there_are
 from ..formats.sample import Sample, Schema
 from ..images import decode, transforms
+from ..images.device_crop import plan_crop
 from ..names import KEY
 from ..units import check_int
 
-How = Literal["pil", "numpy", "gray", "stored"] | Callable[[bytes], Any] | None
+How = Literal["pil", "numpy", "gray", "stored", "cuda"] | Callable[[bytes], Any] | None
 Decode = How | Mapping[str, How]
 Transform = Callable[..., Any]
 _Function = Callable[..., Any] | None  # that decodes an image field; None: nothing does
@@ -40,6 +42,7 @@ _MAIN: dict[str, Callable[..., Any]] = {
     "numpy": decode.pixels,
     "gray": decode.gray,
     "stored": decode.stored,
+    "cuda": decode.decode,  # where a worker decodes it
 }
 _NAMED_ALONE = _MAIN | {"numpy": decode.stored_pixels}
 _OTHERS = dict.fromkeys(_MAIN, decode.stored) | {"numpy": decode.stored_pixels}
@@ -80,8 +83,9 @@ class Decoder:
     """Turn samples into items: dicts of all fields, or tuples of the `fields` given, in that order.
 
     decode            of fields of kind image. "pil": the first as a PIL image, RGB, upright, others
-                      as stored. "numpy": as arrays of these, (H, W, 3) uint8. None: as bytes. Or a
-                      function of those bytes. Or a mapping of these by field
+                      as stored. "numpy": as arrays of these, (H, W, 3) uint8. "cuda": the first as
+                      a DeviceCrop, others as stored. None: as bytes. Or a function of those bytes.
+                      Or a mapping of these by field
     transform         of the field `image`, or of the first field of kind image
     target_transform  of the field `label`
     map               of the item; and of a numpy Generator of its own, where it takes two arguments
@@ -92,7 +96,8 @@ class Decoder:
     depends on it; of a transform of the user's own nobody knows. `only_arrays`: whether nothing
     is done but to decode images to arrays. `only_picks`: whether nothing is done to fields at all.
     `encoded`: the fields of items that are image files, by name, or by place in tuples. `maps`:
-    whether items are what a user's map makes of samples. Raises OptionError.
+    whether items are what a user's map makes of samples. `device_crop`: the shape and interpolation
+    of DeviceCrops, with "cuda". Raises OptionError.
     """
 
     def __init__(
@@ -117,8 +122,10 @@ class Decoder:
         self._main = main or ""
         self._crop: _Crop | None = None
         self._transform: Transform | None = None
+        self.device_crop = _device_crop(decode, self._main, transform)
         if isinstance(transform, transforms.Transform):
-            self._crop = _Crop(transform, self._main, names, functions, **limit)
+            on_device = self.device_crop is not None
+            self._crop = _Crop(transform, self._main, names, functions, on_device, **limit)
         elif transform is not None:
             self._transform = _of_image(transform, functions, self._main)
         self._keyed = KEY in names  # users get keys as str
@@ -159,11 +166,11 @@ class Decoder:
 
     @property
     def image_place(self) -> int | str | None:
-        """Return the field of an item that a built-in transform makes, if one does.
+        """Return the field of an item that a built-in transform makes an array of, if one does.
 
         None with a map: its function may keep what it is given.
         """
-        if self._crop is None or self.maps:
+        if self._crop is None or self.maps or self.device_crop:
             return None
         return self._main if self.fields is None else self.fields.index(self._main)
 
@@ -188,7 +195,7 @@ class Decoder:
                 if sample[name] is not None:
                     sample[name] = function(sample[name])
             if self._crop is not None:
-                self._crop(sample, draw, progress)
+                self._crop(sample, draw, number, progress)
             elif progress is not None:
                 progress.decoded = perf_counter()
             if self._transform is not None and (image := sample[self._main]) is not None:
@@ -220,7 +227,7 @@ class Decoder:
 class _Crop:
     """Decode and crop images of a sample by a built-in transform, all by one draw.
 
-    produces: the fields that it makes.
+    on_device: whether the crop of the main image is only planned. produces: the fields it makes.
     """
 
     def __init__(
@@ -229,27 +236,34 @@ class _Crop:
         main: str,
         names: Sequence[str],
         functions: Mapping[str, _Function],
+        on_device: bool,
         max_pixels: int | None = None,
     ) -> None:
         """Check that the fields are there. Raises OptionError."""
         _check_together(transform, main, names, functions)
         if max_pixels is not None and transform.max_pixels is None:
             transform = transform.limited(max_pixels)
-        self.main, self._transform = main, transform
+        self.main, self._transform, self._on_device = main, transform, on_device
         self.produces = transform.fields or (main,)
         self._alike = tuple(n for n in self.produces if functions.get(n) is _MAIN["pil"])
         self._together = transform.boxes is not None or len(self.produces) > 1
         self._shape = (*transform.shape, 3)
 
-    def __call__(self, sample: Sample, draw: int, progress: Progress | None) -> None:
-        """Replace the images by their crops, the first one in `progress.out` where it fits."""
+    def __call__(self, sample: Sample, draw: int, number: int, progress: Progress | None) -> None:
+        """Replace the images by their crops, the first one in `progress.out` where it fits.
+
+        number: of the record in the dataset.
+        """
         main, out = self.main, None if progress is None else progress.out
         if out is not None and out.shape != self._shape:
             out = None
+        make: Callable[[Any, int], Any] = partial(self._transform, out=out)
+        if self._on_device:
+            make = partial(plan_crop, self._transform, number=number)
         if self._together:
-            self._transform.together(sample, main, self._alike, draw, out)
+            self._transform.together(sample, main, self._alike, draw, make)
         elif sample[main] is not None:
-            sample[main] = self._transform(sample[main], draw, out)
+            sample[main] = make(sample[main], draw)
         else:
             return
         if progress is not None:
@@ -281,6 +295,34 @@ def check_function(name: str, given: Any) -> None:
         raise OptionError(f"{name} is {printable(repr(given))}: expected a function")
 
 
+def _device_crop(decode: Decode, main: str, transform: Any) -> tuple[tuple[int, int], str] | None:
+    """Return (H, W) and interpolation of what the device makes of `main`; None: it makes nothing.
+
+    Raises OptionError.
+    """
+    by_field = decode if isinstance(decode, Mapping) else {main: decode}
+    asked = [name for name, how in by_field.items() if isinstance(how, str) and how == "cuda"]
+    if not asked:
+        return None
+    if asked != [main]:
+        raise OptionError(
+            f"decode: 'cuda' is given for {_listed(asked)}, expected the first image field alone, "
+            f"{main!r}: give 'pil', 'numpy' or 'stored' for others"
+        )
+    if not isinstance(transform, transforms.Transform):
+        raise OptionError(
+            "decode='cuda' is given, but no built-in transform, which tells the device its crops: "
+            "give transform=RandomResizedCrop(...) or CenterCrop(...), and augment batches on the "
+            "device; or decode='pil'"
+        )
+    if transform.interpolation == "nearest":
+        raise OptionError(
+            f"{type(transform).__name__}: interpolation is 'nearest', which decode='cuda' does not "
+            "have: give another one, or decode='pil'"
+        )
+    return transform.shape, transform.interpolation
+
+
 def _functions(decode: Decode, images: Sequence[str], main: str | None) -> dict[str, _Function]:
     """Return what decodes each image field; None: nothing. Raises OptionError."""
     by_field: Mapping[str, How] = {}
@@ -291,9 +333,9 @@ def _functions(decode: Decode, images: Sequence[str], main: str | None) -> dict[
                 known = f"there are {_listed(images)}" if images else "there are none"
                 raise OptionError(f"decode: {printable(repr(name))} is no image field; {known}")
         for name, how in by_field.items():
-            _check_how(f"decode[{name!r}]", how, "")
+            _check_how(f"decode[{name!r}]", how, "; or 'cuda'" if name == main else "")
     else:
-        _check_how("decode", decode, ", or a mapping of these by field")
+        _check_how("decode", decode, ", or a mapping of these by field; or 'cuda'")
     found: dict[str, _Function] = {}
     for name in images:
         how = by_field.get(name, decode)

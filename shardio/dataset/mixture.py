@@ -55,6 +55,7 @@ class Mixture(Stream):
         self.image_place = places.pop() if len(places) == 1 else None
         encoded = [frozenset(dataset.encoded_fields) for dataset in self._datasets]
         self.encoded_fields = frozenset.intersection(*encoded)
+        self.device_crop = first.device_crop
         records = [dataset.records for dataset in self._datasets]
         self._pattern = Pattern(whole_slots(records if weights is None else weights, records))
         self.length = epoch_rows(length, [self._pattern.rows(d, n) for d, n in enumerate(records)])
@@ -266,4 +267,5 @@ _COMMON = {
     "seed": "seed",
     "given_ranks": "rank and world_size",
     "structure": "fields",
+    "device_crop": "what decode='cuda' gives",
 }

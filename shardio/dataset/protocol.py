@@ -49,6 +49,10 @@ class BatchReader(Protocol):
     def encoded_fields(self) -> Collection[int | str]:
         """Return the fields of items that are the bytes of image files, by name or place."""
 
+    @property
+    def device_crop(self) -> tuple[tuple[int, int], str] | None:
+        """Return (H, W) and interpolation of DeviceCrops in items; None: there are none."""
+
     def read_batches(self, share: Partition, consumers: Consumers, /) -> Iterator[PendingBatch]:
         """Read a consumer's share, in order. The `rows` of each are used up before the next."""
 
@@ -134,6 +138,12 @@ class BatchIterator(Iterator[Any]):
     def blocked_s(self) -> float:
         """Return the seconds of the last next() in which a device was waited for."""
         return 0.0
+
+    @property
+    def idle_s(self) -> float | None:
+        """Return the seconds for which the device had nothing to do when the last batch came; None:
+        it is not known."""
+        return None
 
     def ready(self) -> bool | None:
         """Return True if the next batch would come at once; None: it is not known."""

@@ -63,6 +63,11 @@ def open(
         transform=transform,
         max_pixels=options.max_pixels,
     )
+    if decoder.device_crop is not None:
+        raise OptionError(
+            "shardio.open: decode='cuda' is for training, where the device decodes whole batches: "
+            "give 'pil' or 'numpy', or open it as shardio.ShardDataset"
+        )
     return ShardSequence(reader, decoder, range(reader.records))
 
 

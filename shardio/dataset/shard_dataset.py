@@ -1,6 +1,6 @@
 """A packed dataset as an IterableDataset of torch: the same order, whoever reads it.
 
-    loader = DataLoader(ShardDataset("out/", batch_size=256), batch_size=None, num_workers=8)
+    loader = DataLoader(ShardDataset("packed", batch_size=256), batch_size=None, num_workers=8)
 
 How it works. With `batch_size` the dataset yields whole batches; without, samples. What every
 stream has (epoch, ranks, resuming) is in `stream`. Here a consumer's share of an epoch is read:
@@ -89,8 +89,10 @@ class ShardDataset(ManifestInfo, Stream):
     fields             samples are tuples of these, in this order; None: dicts of all, and `__key__`
     decode             "pil": the first image field as a PIL image, RGB, upright; other image fields
                        as stored: palettes as indices, 16 bits as 16. "numpy": the same as arrays,
-                       the first (H, W, 3) uint8. None: the bytes of the files. A function of these
-                       bytes. Or a mapping of fields to one of these, to "gray" or to "stored"
+                       the first (H, W, 3) uint8. "cuda": the device decodes the first, and crops
+                       it by the built-in transform (EncodedCrops); others as stored. None: the
+                       bytes of the files. A function of these bytes. Or a mapping of fields to one
+                       of these, to "gray" or to "stored"
     transform          a function of the image. A built-in one (RandomResizedCrop, CenterCrop) takes
                        the bytes, draws from (seed, epoch, record), and may crop several `fields`;
                        any other takes the decoded image
@@ -163,6 +165,7 @@ class ShardDataset(ManifestInfo, Stream):
         )
         self.draws, self.image_place = self._decoder.draws, self._decoder.image_place
         self.encoded_fields = self._decoder.encoded
+        self.device_crop = self._decoder.device_crop
         if tail == "exact" and fields is None and VALID in self.manifest.schema.names:
             raise OptionError(
                 f"tail='exact' adds the field {VALID!r}, which this dataset has already; choose "
@@ -192,7 +195,8 @@ class ShardDataset(ManifestInfo, Stream):
             ranks=None if rank is None or world_size is None else (rank, world_size),
         )
         advise_boxes(self.manifest, self._decoder.fields, transform)
-        advise_core(self.reader, pixels if batch_size is not None else None, transform)
+        if self.device_crop is None:
+            advise_core(self.reader, pixels if batch_size is not None else None, transform)
         own = LABEL in (fields or self.manifest.schema.names) and not (target_transform or map)
         self.label_names = self.manifest.classes if own else None  # of labels as they are stored
 

@@ -99,6 +99,9 @@ class Stream(IterableDataset[Any]):
     draws = False  # whether a record's item is known to be another in each epoch
     image_place: int | str | None = None  # the field of an item that a built-in transform makes
     encoded_fields: Collection[int | str] = frozenset()  # of items, that are bytes of image files
+    device_crop: tuple[tuple[int, int], str] | None = (
+        None  # of decode="cuda": (H, W), interpolation
+    )
 
     @property
     @abstractmethod

@@ -20,7 +20,7 @@ ratios. Random numbers: those of order/rng.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -144,13 +144,13 @@ class Transform:
         main: str,
         alike: Collection[str],
         draw: int,
-        out: NDArray[np.uint8] | None = None,
+        make: Callable[[Any, int], Any] | None = None,
     ) -> None:
         """Replace the images of `fields`, and `boxes`, in a sample by the results of one draw.
 
-        main: the field that is made as by calling this transform, into `out`. The fields in `alike`
-        are made so, too, each into a new array. All other images are resampled by nearest, with
-        values as stored: (H, W) or (H, W, C). None stays None.
+        main: the field that `make` makes, of the image and the draw; None: this transform makes it.
+        The fields in `alike` are made by this transform, too. All other images are resampled by
+        nearest, with values as stored: (H, W) or (H, W, C). None stays None.
 
         Raises DecodeError, also when the images are not of one size.
         """
@@ -164,7 +164,7 @@ class Transform:
                 with decode_errors(image):
                     image, here = self._sized(image)
                 _check_same(first, size, name, here)
-                sample[name] = self(image, draw, out if name == main else None)
+                sample[name] = (make or self)(image, draw) if name == main else self(image, draw)
             else:
                 if isinstance(image, bytes | bytearray | memoryview):
                     image = decode.stored(image, upright=self.upright, max_pixels=self.max_pixels)
@@ -242,7 +242,7 @@ class Transform:
                 if orientation
                 else decode.turn_of(decode.open_image(image, self.max_pixels))
             )
-        box, _, factor, flip = self._aim(width, height, turn, draw, self.fast)
+        box, _, factor, flip = self.aim(width, height, turn, draw, self.fast)
         # The core writes pixels as stored; `out` is seen as they lie, so they come out upright.
         if flip:
             out = out[:, ::-1]
@@ -295,7 +295,7 @@ class Transform:
             width, height = source.size
             if self.upright:
                 turn = decode.turn_of(source)
-        box, target, factor, flip = self._aim(width, height, turn, draw, fast)
+        box, target, factor, flip = self.aim(width, height, turn, draw, fast)
         if raw is not None:
             left, top = round(box[0]), round(box[1])
             right, bottom = left + target[0], top + target[1]
@@ -304,8 +304,8 @@ class Transform:
                 return
             source = decode.raw_image(raw)
         elif tiled is not None:
-            need = _room(box, target, _SUPPORTS[self.interpolation], width, height, factor)
-            source = _placed(tiled.cut(need), width, height, factor)
+            cut = cut_tiles(tiled, box, target, self.interpolation, factor)
+            source = _placed(cut, width, height, factor)
         else:
             _draft(source, factor)
         # Grey is made RGB after the resize: the same pixels for a third of the work.
@@ -322,7 +322,7 @@ class Transform:
             small = small.transpose(pil_module().Transpose[turn.method])
         out[...] = decode.rgb_array(small, mirrored=flip)
 
-    def _aim(
+    def aim(
         self, width: int, height: int, turn: Turn, draw: int, fast: bool
     ) -> tuple[Box, tuple[int, int], int, bool]:
         """Return box, target, factor and flip: how to make the result of width x height pixels.
@@ -617,6 +617,18 @@ def _reduced(box: Box, size: tuple[int, int], factor: int) -> Box:
         min(-(-size[0] // factor), box[2] / factor),
         min(-(-size[1] // factor), box[3] / factor),
     )
+
+
+def cut_tiles(
+    tiles: jpeg_tiles.Tiles,
+    box: Box,
+    target: tuple[int, int],
+    interpolation: str,
+    factor: int = 1,
+) -> jpeg_tiles.Cut:
+    """Cut out the tiles that a resize of the box reads. box, target, factor: of Transform.aim."""
+    support = _SUPPORTS[interpolation]
+    return tiles.cut(_room(box, target, support, tiles.width, tiles.height, factor))
 
 
 def _room(

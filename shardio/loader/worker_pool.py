@@ -53,7 +53,7 @@ class WorkerProcesses(WorkerPool):
         workers, lock = options.workers, options.lock
         most = options.prefetch + 2
         self._ring = workers * most
-        self._own = PrivateBuffers(lock, most)
+        self._own = PrivateBuffers(most)
         self._kept = min(_KEPT, spare_descriptors() // 2)
         self._step = self._steps = 0
         self._now = -1  # the number of the pass that is being taken

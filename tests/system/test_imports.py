@@ -40,6 +40,7 @@ DOORS = {  # what only these modules import
         "dataset.epoch_state",
         "dataset.collate",
         "dataset.encoded",
+        "dataset.encoded_crops",
         "dataset.batch_join",
         "loader.device",
         "loader.normalize",

@@ -45,7 +45,7 @@ def scenes() -> None:
 
 
 def all_of_reading() -> None:
-    packed("out", "photos", "drawings")
+    packed("packed", "photos", "drawings")
     scenes()
     raw = shardio.ImageOptions(encode="raw")
     shardio.pack("images", "cifar", jobs=1, resize=32, images=raw)
@@ -90,7 +90,7 @@ def tiny_images() -> None:
 
 def some_loader() -> dict[str, Any]:
     crop = shardio.CenterCrop(32)
-    train = shardio.ShardDataset("out", batch_size=8, fields=("image", "label"), transform=crop)
+    train = shardio.ShardDataset("packed", batch_size=8, fields=("image", "label"), transform=crop)
     return {"train": train, "loader": shardio.ShardLoader(train, num_workers=0, threads=0)}
 
 
@@ -201,7 +201,7 @@ PAGES = {
         ),
         Page(
             "docs/loader.md",
-            lambda: packed("out"),
+            lambda: packed("packed"),
             smaller=(
                 *FEW,
                 ("Crop(224", "Crop(32"),
@@ -244,7 +244,7 @@ PAGES = {
         ),
         Page(
             "docs/meter.md",
-            lambda: packed("out"),
+            lambda: packed("packed"),
             smaller=(("range(90)", "range(2)"),),
             given=some_loader,
             check=watch_judges,
@@ -255,7 +255,7 @@ PAGES = {
             smaller=(
                 ("pack voc packed", "pack voc packed --overwrite"),
                 ("instances_train2017.json packed", "instances_train2017.json packed --overwrite"),
-                ("--root /data/images", "--root data/images"),
+                ("--root /data/images", "--root data/images --overwrite"),
                 ("1 shard, ...", "1 shard, ... in 0.0 s, 0 MB/s"),
                 ("pack imagenet-wds/ packed  ", "pack imagenet-wds/ packed --overwrite  "),
                 ("--root /mnt/tars", "--root imagenet-wds --overwrite"),
@@ -265,7 +265,7 @@ PAGES = {
         Page("docs/lmdb.md", packed_as_lmdb, check=the_record_has_its_image),
         Page(
             "docs/device.md",
-            lambda: packed("out"),
+            lambda: packed("packed"),
             smaller=(
                 *FEW[:2],
                 ("Crop(224, flip", "Crop(32, flip"),
