@@ -163,13 +163,15 @@ def probe(result: dict[str, Any]) -> list[str]:
         if any("kind" in one for one in found):
             blocks.append(table(_kinds(found)))
     if result["formulas"]:
-        lines = [["normalisation, uint8 to bfloat16", "ms", "other bfloat16 values", "largest"]]
+        head = ["normalisation", "ms to bfloat16", "not as on the CPU: bfloat16", "float32", "most"]
+        lines = [head]
         for one in result["formulas"]:
             if "why" in one:
-                lines.append([one["name"], "-", _cell(one["why"]), "-"])
+                lines.append([f"{one['name']}: {_cell(one['why'])}", "-", "-", "-", "-"])
             else:
-                share = f"{one['unequal']:.3%}"
-                lines.append([one["name"], f"{one['ms']:.3f}", share, f"{one['largest']:.2g}"])
+                shares = [f"{one[f'unequal_{dtype}']:.3%}" for dtype in ("bfloat16", "float32")]
+                cells = [one["name"], f"{one['ms']:.3f}", *shares, f"{one['largest']:.2g}"]
+                lines.append(cells)
         blocks.append(table(lines))
     return blocks
 
