@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import select
 import shutil
 import subprocess
 import sys
@@ -175,6 +176,33 @@ time.sleep(600)
     pid = int((tmp_path / "pid").read_text())
     stat = Path(f"/proc/{pid}/stat")
     assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+@needs_cpu
+def test_who_ends_the_call_ends_its_part(tmp_path: Path) -> None:
+    code = f"""
+import os, sys
+from pathlib import Path
+from tools.gpu_check import __main__, environment, parts
+environment.WORK = parts.WORK = Path({str(tmp_path)!r})
+line = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
+command = lambda options, out: [sys.executable, "-c", line]
+parts.PARTS["probe"] = parts.PARTS["probe"]._replace(command=command)
+environment.prepare = lambda carried, log: (dict(os.environ), {{"core": {{"what": ""}}}})
+__main__.main(["probe", "--rehearse", "--out", {str(tmp_path)!r}])
+"""
+    started = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
+    log, result = tmp_path / "gpu-check.log", tmp_path / "results" / "probe.json"
+    assert started.stdout
+    while not (log.exists() and log.read_text().strip()):
+        assert started.poll() is None
+    handle = os.pidfd_open(int(log.read_text()))
+    started.terminate()
+    assert started.wait(60) and started.stdout.read()
+    started.stdout.close()
+    assert select.select([handle], [], [], 60)[0]  # it has ended
+    os.close(handle)
+    assert json.loads(result.read_text())["why"] == "the call was ended while it ran"
 
 
 def test_a_part_without_time_is_not_begun(options: parts.Options) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import importlib.util
+import signal
 import subprocess
 import sys
 import time
@@ -33,6 +34,7 @@ def main(arguments: list[str]) -> int:
     if names:
         if why := _unfit(options.rehearse):
             return _say(why)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the part is ended, too
         environment.WORK.mkdir(parents=True, exist_ok=True)
         with (environment.WORK / "lock").open("w") as lock:
             try:
@@ -128,4 +130,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit("gpu-check: ended, with the part that ran")

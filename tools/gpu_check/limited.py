@@ -6,13 +6,18 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 GRACE_S = 10.0  # to end by itself after an interrupt, which shows in the log where it was
+# A group, and not a session: who ends all of a session, as the end of a call may, ends a part too.
+GROUP: dict[str, Any] = (
+    {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
+)
 TAIL = 4_000  # bytes of the log that a result keeps
 
 
@@ -62,7 +67,7 @@ def run(
             stderr=printed,
             env=env,
             cwd=cwd,
-            start_new_session=True,
+            **GROUP,
         )
         before: dict[int, str] = {}
         try:
@@ -82,7 +87,7 @@ def run(
 
 
 def family(leader: int) -> dict[int, str]:
-    """Return the processes that descend from a process, or are of its session. Needs /proc.
+    """Return the processes that descend from a process, or are of its group. Needs /proc.
 
     Each has the time of its start as its value: a number that is given again has another.
     """
@@ -90,7 +95,7 @@ def family(leader: int) -> dict[int, str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (stat := _stat(int(entry.name))):
             every[int(entry.name)] = stat
-    found = {pid for pid, stat in every.items() if leader in (pid, int(stat[3]))}
+    found = {pid for pid, stat in every.items() if leader in (pid, int(stat[2]))}
     while more := {pid for pid, stat in every.items() if int(stat[1]) in found} - found:
         found |= more
     return {pid: every[pid][19] for pid in found}

@@ -108,10 +108,13 @@ def _where(found: dict[str, Any]) -> str:
     if not facts:
         return "The machine is not known: the part `probe` has no result."
     gpu = f"{facts['gpu']}, driver {facts['driver']}"
+    commit = found["parts"]["probe"]["commit"]
+    if not commit:
+        commit = f"not known, collected at {found['environment'].get('collected', '-')}"
     return (
         f"{'No GPU' if facts['gpu'] == 'none' else gpu}. torch {facts['torch']}, CUDA "
         f"{facts['cuda']}, {facts['cores']} cores, {facts['memory_gib']} GiB. "
-        f"Commit {found['parts']['probe']['commit'] or 'not known'}. "
+        f"Commit {commit}. "
         f"{found['parts']['probe']['time']}."
     )
 

@@ -185,6 +185,8 @@ def run(
         found |= {"status": NOT_RUN, "seconds": 0, "result": None}
         found["why"] = "the time of this call (--within) was over: run it in another call"
         return store(results / f"{name}.json", found)
+    begun = {"status": NOT_RUN, "why": "the call was ended while it ran", "seconds": 0}
+    store(results / f"{name}.json", {**found, **begun, "result": None})
     # The plugins of a machine's own pytest are not ours: some warn, and warnings are errors.
     env = env | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     ended = limited.run(command, limit, log, env=env, cwd=ROOT)
