@@ -196,6 +196,7 @@ def reading_gives_what_it_says(names: dict[str, Any]) -> None:
     assert images.shape == (16, 3, 48, 48) and masks.shape == (16, 48, 48)
     assert len(names["augmented"]["image"]) == 16
     assert names["raw"][0].shape == (48, 3, 32, 32)
+    assert names["boxes"].shape == (8, 4) and names["by_workers"] == []
     assert names["total"] == 11
     assert len(names["decoded"]) == 8 and names["decoded"][0].format == "JPEG"
     assert names["pets"].records == names["most"].records == 2 * EACH == sum(names["parts"])
@@ -247,6 +248,7 @@ PAGES = {
                 ("32, 256)", "32, 36)"),
                 ("Crop(512", "Crop(48"),
                 ("100_000", "64"),
+                ('device="cuda")\n', 'device="cpu")\n'),
                 then('ragged=("boxes",)))', "ragged = next(iter(train))"),
                 then('fields=("image", "mask")))', "cropped = next(iter(train))"),
                 then("map=augment)", "augmented = next(iter(train))"),
@@ -397,9 +399,10 @@ PAGES = {
                 ("Crop(224, flip", "Crop(32, flip"),
                 ("ShardLoader(train, device", "ShardLoader(train, num_workers=1, device"),
                 (", pin_memory=True", ""),
-                ('"cuda"', '"cpu"'),
+                ('device="cuda"', 'device="cpu"'),
+                ('(loader, "cuda"', '(loader, "cpu"'),
+                ('to("cuda"', 'to("cpu"'),
             ),
-            unrun={"decode_jpeg": "needs a GPU", "nvidia.dali": "needs a GPU and DALI"},
             check=the_last_images_are_float32,
         ),
     )
