@@ -403,6 +403,7 @@ PAGES = {
                 ('(loader, "cuda"', '(loader, "cpu"'),
                 ('to("cuda"', 'to("cpu"'),
             ),
+            unrun={"CUDAGraph": "needs a GPU; tests/loader/test_device_streams.py has its like"},
             check=the_last_images_are_float32,
         ),
     )
