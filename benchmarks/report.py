@@ -17,7 +17,7 @@ def markdown(names: Sequence[str], results: Path = RESULTS) -> str:
         stored = [path for path in stored_of(name, results) if path.exists()]
         for path in stored:
             title = " --only ".join(path.name.removesuffix(".json").split("."))
-            parts.append(_benchmark(title, json.loads(path.read_text())))
+            parts.append(benchmark(title, json.loads(path.read_text())))
         if not stored:
             parts.append(f"## {name}\n\nNot stored: `python -m benchmarks {name}` measures it.")
     return "\n\n".join(parts)
@@ -26,10 +26,13 @@ def markdown(names: Sequence[str], results: Path = RESULTS) -> str:
 def stored_of(name: str, results: Path = RESULTS) -> list[Path]:
     """The result of a benchmark, and those of its parts that were measured again by themselves."""
     parts = results.glob(f"{name}.*.json")
-    return [results / f"{name}.json", *sorted(p for p in parts if ".quick." not in p.name)]
+    proofless = (".quick.", ".rehearsal.")
+    measured = (p for p in parts if not any(kind in p.name for kind in proofless))
+    return [results / f"{name}.json", *sorted(measured)]
 
 
-def _benchmark(title: str, found: dict[str, Any]) -> str:
+def benchmark(title: str, found: dict[str, Any]) -> str:
+    """Every table and target of one result."""
     parts = [f"## {title}", _machine(found)]
     for table in found["tables"]:
         lines = table_lines(table, spread=True)

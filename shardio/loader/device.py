@@ -278,7 +278,6 @@ class DevicePrefetcher(BatchIterator):
         sent, stats = self._sent.popleft()
         try:
             sent.wait_issued()
-            self.idle_s = self._transfer.idle_s(mark)
             self.blocked_s = sent.take()
         except Exception:  # such as a DecodeError of the thread
             self.close()
@@ -286,6 +285,7 @@ class DevicePrefetcher(BatchIterator):
         except BaseException:  # an interrupt: the batch stays
             self._sent.appendleft((sent, stats))
             raise
+        self.idle_s = self._transfer.idle_s(mark)
         self.batch_stats = None if stats is None else stats._replace(device_s=sent.send_s)
         self.taken += 1
         batch, sent.batch = sent.batch, None

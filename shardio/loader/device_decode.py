@@ -90,8 +90,9 @@ class NvImgCodec(Decoder):
         """Decode files: see Decoder."""
         streams = [self._library.CodeStream(file.numpy()) for file in files]
         stream = _cuda.current_stream().cuda_stream
-        # Their memory is not torch's, which would know that the stream still reads it. So the
-        # images of the last call are kept until this one, when all work on the stream is done.
+        # Their memory is not torch's, which would know that the stream still reads it. So they are
+        # kept until the next call, when all work on the stream is done.
+        self._images = []
         self._images = self._decoder.decode(streams, params=self._as_stored, cuda_stream=stream)
         return [
             None if image is None else from_dlpack(image).permute(2, 0, 1) for image in self._images

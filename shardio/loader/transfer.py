@@ -98,6 +98,7 @@ class StreamTransfer(Transfer):
         super().__init__(device, images, cropper)
         # The cast is short, and a step waits for it: it is not to queue behind that step's kernels.
         self._stream = _cuda.Stream(device, priority=-1)
+        self._clock = _cuda.Stream(device, priority=-2)  # has no work: an event is there at once
         self._pin = pin
         self.staging = StagingBuffers(pin)
         self._thread = JobThread("shardio-decode")
@@ -181,8 +182,8 @@ class StreamTransfer(Transfer):
         """Return the seconds since the device ended the work before a mark; 0: it has not."""
         if not mark.query():
             return 0.0
-        now = _cuda.Event(enable_timing=True)  # on a stream without work: there in microseconds
-        now.record(_cuda.current_stream(self.device))
+        now = _cuda.Event(enable_timing=True)
+        now.record(self._clock)
         now.synchronize()
         seconds: float = mark.elapsed_time(now) / 1e3
         return seconds

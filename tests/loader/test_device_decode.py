@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 from support import pillow_resize
+from support.gpu import gpu
 from torch.utils.data import DataLoader
 
 import shardio
@@ -426,10 +427,6 @@ def test_options_that_do_not_fit_say_what_to_do(folder: Path) -> None:
 
 
 # --- on a GPU -------------------------------------------------------------------------------------
-
-gpu = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="NOT TESTED HERE: decoding on CUDA needs an NVIDIA GPU"
-)
 
 # Photographs, as smooth noise stands for them: how far the pixels of a crop may be from the CPU's,
 # which come of another inverse DCT and another way to enlarge the chroma.

@@ -174,6 +174,12 @@ def test_the_kernels_are_as_many_for_few_pictures_as_for_many() -> None:
     assert sum(few.values()) > 40  # the mode sees what is done
 
 
+def test_pictures_of_many_sizes_take_fewer_kernels_than_one_by_one() -> None:
+    sizes = [Picture(8 * number + 7, 150 + 5 * number) for number in range(48)]
+    apart = sum(sum(operations([one]).values()) for one in sizes)
+    assert sum(operations(sizes).values()) < apart / 3
+
+
 def test_the_host_never_asks_the_device() -> None:
     """Each of these waits for all work on the device."""
     asks = {"_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "is_nonzero"}

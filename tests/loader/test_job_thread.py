@@ -251,6 +251,23 @@ def test_a_job_that_is_over_says_what_it_returned() -> None:
     assert thread.submit(lambda: 1 // 0).end() is None
 
 
+def test_the_thread_can_be_waited_for_and_keeps_nothing(gate: threading.Event) -> None:
+    thread = JobThread("test-decode")
+    thread.wait()  # no job yet
+    thread.submit(gate.wait, PATIENCE_S)
+    made = thread.submit(lambda: torch.zeros(1))
+    waiting = threading.Thread(target=thread.wait)
+    waiting.start()
+    assert not made.done() and waiting.is_alive()
+    gate.set()
+    waiting.join(PATIENCE_S)
+    assert not waiting.is_alive() and made.done()
+    gone = weakref.ref(made.result())
+    del made
+    until(lambda: gone() is None)
+    thread.wait()
+
+
 PROGRAM = """
 import os, sys, threading
 sys.path[:0] = {path!r}
