@@ -57,9 +57,14 @@ class EntryProcess:
         python_path: str | Path = ROOT,
         **options: Any,
     ) -> None:
-        """python_path: the folder that holds the packages benchmarks and shardio."""
+        """python_path: the folder that holds the packages benchmarks and shardio.
+
+        A process of this Python finds what this one finds, of another folder than its own, too.
+        """
         self.function = function
-        environment = dict(os.environ, PYTHONPATH=str(python_path))
+        ours = os.environ.get("PYTHONPATH", "") if str(python) == sys.executable else ""
+        paths = os.pathsep.join(filter(None, (str(python_path), ours)))
+        environment = dict(os.environ, PYTHONPATH=paths)
         if home:  # LitData's optimize() deletes $TMPDIR/data, and it caches below HOME
             environment |= {"TMPDIR": home, "HOME": home}
         self._process = subprocess.Popen(
@@ -228,7 +233,7 @@ def statistics_of(values: Iterable[float]) -> dict[str, float]:
 
 
 def median(rounds: Sequence[dict[str, Any]], key: str) -> float:
-    return statistics.median(one[key] for one in rounds)
+    return float(statistics.median(one[key] for one in rounds))
 
 
 def ratio(

@@ -17,7 +17,7 @@ def markdown(names: Sequence[str], results: Path = RESULTS) -> str:
         stored = [path for path in stored_of(name, results) if path.exists()]
         for path in stored:
             title = " --only ".join(path.name.removesuffix(".json").split("."))
-            parts.append(_benchmark(title, json.loads(path.read_text())))
+            parts.append(benchmark(title, json.loads(path.read_text())))
         if not stored:
             parts.append(f"## {name}\n\nNot stored: `python -m benchmarks {name}` measures it.")
     return "\n\n".join(parts)
@@ -31,7 +31,8 @@ def stored_of(name: str, results: Path = RESULTS) -> list[Path]:
     return [results / f"{name}.json", *sorted(measured)]
 
 
-def _benchmark(title: str, found: dict[str, Any]) -> str:
+def benchmark(title: str, found: dict[str, Any]) -> str:
+    """Every table and target of one result."""
     parts = [f"## {title}", _machine(found)]
     for table in found["tables"]:
         lines = table_lines(table, spread=True)

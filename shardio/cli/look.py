@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -258,6 +259,9 @@ def _cat(
             "pipe"
         )
     is_text = not isinstance(value, bytes) or field == "__key__"
+    if is_text and sys.stdout.isatty():
+        print(_on_terminal(_as_bytes(value)))
+        return DONE
     sys.stdout.flush()
     sys.stdout.buffer.write(_as_bytes(value) + b"\n" * is_text)
     return DONE
@@ -288,6 +292,14 @@ def _index_of(records: ShardSequence, record: str | None, key: str | None) -> in
             f"{show_count(len(records), 'record')}, counted from 0"
         )
     return index
+
+
+def _on_terminal(text: bytes) -> str:
+    """Escape what could change a terminal; lines and tabs stay."""
+    return "".join(
+        part.decode() if part in (b"\n", b"\t") else printable(part, len(part) * 10)
+        for part in re.split(rb"([\n\t])", text)
+    )
 
 
 def _as_bytes(value: Any) -> bytes:

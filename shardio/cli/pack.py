@@ -138,7 +138,7 @@ def _pack_goes_on(options: Mapping[str, Any]) -> str:
 
 
 _SOURCE = option(
-    "source", "SRC", "a folder of images, or its URL; a listing, dataset, ...: docs/sources.md"
+    "source", "SRC", "a folder of images, a listing, a dataset, or the URL of one of these"
 )
 _PLANNED = (  # options that a plan follows from
     option("--shard-size", "SIZE"),
@@ -146,7 +146,11 @@ _PLANNED = (  # options that a plan follows from
     option("--shuffle", action=BooleanOptionalAction),
     option("--seed", "N", "of that shuffle (default 0)"),
     option(
-        "--from", "KIND", "what SRC is, where that cannot be told: docs/sources.md", dest="kind"
+        "--from",
+        "KIND",
+        "what SRC is, where that cannot be told: imagefolder, files, trees, listing, coco, "
+        "dataset, or a format that `index` reads",
+        dest="kind",
     ),
     option("--root", "DIR"),
     FIELDS,

@@ -6,6 +6,7 @@ import sys
 from contextlib import closing
 from typing import Any
 
+from ..errors import OptionError
 from .command import OUT, ROOT, STORE, Command, option, take_storage
 from .exit_codes import DONE
 from .output import Output
@@ -33,6 +34,11 @@ def _view(
         if html is not None:
             found = report.save(views.of(), html, overwrite=overwrite)
             return output.show(found, vars(found))
+        if sys.__stdout__ is None:
+            raise OptionError(
+                "view: stdout is closed, so nobody would see the address, which has the token. "
+                "Lead stdout to a terminal, a file or a pipe; --html FILE needs none"
+            )
         server = Server(Pages(views), port)
         try:
             output.show(

@@ -48,7 +48,7 @@ _NAMED_ALONE = _MAIN | {"numpy": decode.stored_pixels}
 _OTHERS = dict.fromkeys(_MAIN, decode.stored) | {"numpy": decode.stored_pixels}
 _BY_US = (*_MAIN.values(), decode.stored_pixels)
 _BY_TRANSFORM = (None, decode.decode, decode.pixels, decode.stored, decode.stored_pixels)
-_EXPECTED = "'pil', 'numpy', 'gray', 'stored', 'cuda', None or a function of bytes"
+_EXPECTED = "'pil', 'numpy', 'gray', 'stored', None or a function of bytes"
 
 
 class Progress:
@@ -333,9 +333,9 @@ def _functions(decode: Decode, images: Sequence[str], main: str | None) -> dict[
                 known = f"there are {_listed(images)}" if images else "there are none"
                 raise OptionError(f"decode: {printable(repr(name))} is no image field; {known}")
         for name, how in by_field.items():
-            _check_how(f"decode[{name!r}]", how, "")
+            _check_how(f"decode[{name!r}]", how, "; or 'cuda'" if name == main else "")
     else:
-        _check_how("decode", decode, ", or a mapping of these by field")
+        _check_how("decode", decode, ", or a mapping of these by field; or 'cuda'")
     found: dict[str, _Function] = {}
     for name in images:
         how = by_field.get(name, decode)

@@ -191,6 +191,12 @@ class Iteration(BatchIterator):
         """Return the seconds of the last next() in which a device was waited for."""
         return 0.0 if self._batches is None else self._batches.blocked_s
 
+    @property
+    def idle_s(self) -> float | None:
+        """Return the seconds for which a device had nothing to do when the last batch came; None:
+        it is not known."""
+        return None if self._batches is None else self._batches.idle_s
+
     def state_dict(self) -> dict[str, Any]:
         """Tell StatefulDataLoader where this worker's iterator stands.
 

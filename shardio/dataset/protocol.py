@@ -139,6 +139,12 @@ class BatchIterator(Iterator[Any]):
         """Return the seconds of the last next() in which a device was waited for."""
         return 0.0
 
+    @property
+    def idle_s(self) -> float | None:
+        """Return the seconds for which the device had nothing to do when the last batch came; None:
+        it is not known."""
+        return None
+
     def ready(self) -> bool | None:
         """Return True if the next batch would come at once; None: it is not known."""
         return None

@@ -1,6 +1,6 @@
 """A packed dataset as an IterableDataset of torch: the same order, whoever reads it.
 
-    loader = DataLoader(ShardDataset("out/", batch_size=256), batch_size=None, num_workers=8)
+    loader = DataLoader(ShardDataset("packed", batch_size=256), batch_size=None, num_workers=8)
 
 How it works. With `batch_size` the dataset yields whole batches; without, samples. What every
 stream has (epoch, ranks, resuming) is in `stream`. Here a consumer's share of an epoch is read:

@@ -56,7 +56,8 @@ class Transform:
     size           of the result, in pixels: an int, or (height, width)
     interpolation  nearest, bilinear, bicubic, lanczos, box or hamming. All but nearest antialias
     fast           whether libjpeg may decode a JPEG at 1/2, 1/4 or 1/8 where the crop is at least
-                   that many times larger than the result. It changes pixels a little
+                   that many times larger than the result. It changes pixels a little. Of no effect
+                   where the device decodes
     upright        whether an image is turned as its EXIF orientation says
     max_pixels     of an image that is decoded; a larger one is an error
     fields         the fields of a sample that one draw is for, such as ("image", "mask"): all of

@@ -226,12 +226,15 @@ class MappedBuffer:
 
 
 class PrivateBuffers:
-    """Copy batches to memory of the trainer alone, which is used again."""
+    """Copy batches to memory of the trainer alone, which is used again.
 
-    def __init__(self, lock: Lock | None, most: int) -> None:
+    Its pages are not locked. Where this process forks, the system may give it other pages at its
+    next write, and a device would go on reading the first ones.
+    """
+
+    def __init__(self, most: int) -> None:
         self._all: set[MappedBuffer] = set()
         self._free: deque[MappedBuffer] = deque()
-        self._lock = lock
         self._most = most  # pieces that are free, and kept for what comes
 
     @property
@@ -246,10 +249,9 @@ class PrivateBuffers:
             own = self._free.popleft()
             if own.size >= size and len(self._free) < self._most:
                 break
-            own.close()
             self._all.discard(own)
         else:
-            own = MappedBuffer(-1, max(1, size), self._lock)
+            own = MappedBuffer(-1, max(1, size))
             self._all.add(own)
         free = self._free
         view = own.view(lambda _: free.append(own))
@@ -262,9 +264,7 @@ class PrivateBuffers:
         return view
 
     def close(self) -> None:
-        """Unlock its pages, also where batches are still in use."""
-        for own in self._all:
-            own.close()
+        """Let go of it; that of batches in use goes with their last views."""
         self._all.clear()
         self._free.clear()
 

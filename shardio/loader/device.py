@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -180,12 +181,22 @@ class Target:
     def lock(self, address: int, nbytes: int) -> Callable[[], object]:
         """Page-lock memory, and return the function that unlocks it."""
         page_lock(address, nbytes, self.device)
-        return partial(page_unlock, address)
+        return partial(self._unlock, address)
+
+    def _unlock(self, address: int) -> None:
+        if isinstance(self._transfer, StreamTransfer):
+            self._transfer.wait()  # loaders unlock all when they end, batches under way included
+        page_unlock(address, self.device)
 
     @property
     def staging_bytes(self) -> int:
         """Return the bytes of page-locked memory that the staging buffers take so far."""
         return self._transfer.staging.bytes if isinstance(self._transfer, StreamTransfer) else 0
+
+    def close(self) -> None:
+        """Let go of the staging buffers that no copy reads."""
+        if isinstance(self._transfer, StreamTransfer):
+            self._transfer.staging.clear()
 
     def transfer(self) -> Transfer:
         """Return the transfer to the device, one for all passes.
@@ -224,6 +235,8 @@ class DevicePrefetcher(BatchIterator):
     ahead        batches on their way
     batch_stats  how the last one was made: the iterator's own, with device_s; None without it
     blocked_s    seconds of the last next() in which the device was steps behind: no data time
+    idle_s       seconds for which the device had nothing to do when the last batch came; None: it
+                 is not known
 
     An error of the iterator comes after the batches before it. Nothing runs on its own: one that
     is dropped waits for the copies under way, milliseconds, and is gone.
@@ -231,6 +244,7 @@ class DevicePrefetcher(BatchIterator):
 
     batch_stats: BatchStats | None = None
     blocked_s: float = 0.0
+    idle_s: float | None = None
 
     def __init__(self, batches: Iterable[Any], target: Target) -> None:
         self.taken = 0
@@ -248,6 +262,7 @@ class DevicePrefetcher(BatchIterator):
         return len(self._sent)
 
     def __next__(self) -> Any:
+        mark = self._transfer.mark()
         while self._reading and self._reading[0].read():  # copies end in order
             self._reading.popleft()
         while self._wants_more():
@@ -262,6 +277,7 @@ class DevicePrefetcher(BatchIterator):
                 del error  # its traceback holds this frame
         sent, stats = self._sent.popleft()
         try:
+            sent.wait_issued()
             self.blocked_s = sent.take()
         except Exception:  # such as a DecodeError of the thread
             self.close()
@@ -269,7 +285,8 @@ class DevicePrefetcher(BatchIterator):
         except BaseException:  # an interrupt: the batch stays
             self._sent.appendleft((sent, stats))
             raise
-        self.batch_stats = None if stats is None else stats._replace(device_s=sent.device_s())
+        self.idle_s = self._transfer.idle_s(mark)
+        self.batch_stats = None if stats is None else stats._replace(device_s=sent.send_s)
         self.taken += 1
         batch, sent.batch = sent.batch, None
         return batch
@@ -295,6 +312,7 @@ class DevicePrefetcher(BatchIterator):
         except Exception as error:
             self._error = error
             return
+        began = perf_counter()
         try:
             sent = self._transfer.send(batch)
         except Exception as error:
@@ -306,6 +324,7 @@ class DevicePrefetcher(BatchIterator):
         # Copies that do not keep up: the loader's memory is not to pile up behind them.
         while len(self._reading) > self._most:
             self._reading.popleft().wait()
+        sent.send_s = perf_counter() - began
 
     def close(self) -> None:
         """End the pass: batches under way are dropped, once no copy reads the host's memory."""

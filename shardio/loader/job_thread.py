@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Generic, TypeVar
@@ -23,10 +24,20 @@ class JobThread:
     def __init__(self, name: str) -> None:
         """Take a name for the thread, which begins with the first job."""
         self._executor = ThreadPoolExecutor(1, name, _works_here)
+        self._owner = os.getpid()
+        self._last: Callable[[], Future[Any] | None] = lambda: None
 
     def submit(self, function: Callable[..., T], *args: Any) -> Job[T]:
         """Run function(*args) there, after all jobs before it."""
-        return Job(self._executor.submit(function, *args))
+        future = self._executor.submit(function, *args)
+        self._last = weakref.ref(future)  # who has the job has what it returned, nobody else
+        return Job(future)
+
+    def wait(self) -> None:
+        """Wait until all jobs are over."""
+        last = self._last()
+        if last is not None and _may_wait(self._owner):
+            wait([last])
 
 
 class Job(Generic[T]):
@@ -49,8 +60,7 @@ class Job(Generic[T]):
 
     def end(self) -> T | None:
         """Drop the job if it has not begun, else wait for it. Return its result, if it has one."""
-        # The collector may come here on the thread itself; a forked process has no such thread.
-        if self._future.cancel() or hasattr(_here, "works") or self._owner != os.getpid():
+        if self._future.cancel() or not _may_wait(self._owner):
             return None
         wait([self._future])
         return None if self._future.exception() else self._future.result()
@@ -58,3 +68,8 @@ class Job(Generic[T]):
 
 def _works_here() -> None:
     _here.works = True
+
+
+def _may_wait(owner: int) -> bool:
+    """Return False on the thread itself, where the collector may bring us, and in a fork."""
+    return not hasattr(_here, "works") and owner == os.getpid()

@@ -139,7 +139,8 @@ class Images:
         if pixels.device not in self._on:
             self._on[pixels.device] = self._scale.to(pixels.device), self._bias.to(pixels.device)
         scale, bias = self._on[pixels.device]
-        # Product and sum apart: fused on one device and not on another, they would round apart.
+        if pixels.is_cuda:
+            return in_two_kernels(pixels, scale, bias, self._dtype or torch.float32)
         # Casting first is one kernel more, and on a CPU half the time of a product of two dtypes.
         floats = pixels.to(torch.float32).mul_(scale).add_(bias)
         return floats if self._dtype is None else floats.to(self._dtype)
@@ -161,6 +162,21 @@ class Images:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_on": {}}
+
+
+def in_two_kernels(
+    pixels: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return pixels * scale + bias, rounded as by four kernels, with one temporary in float32.
+
+    The kernel of the product casts what it reads, that of the sum what it writes. One kernel,
+    addcmul, rounds once and not twice: on the CPU always, on CUDA since some version of torch
+    (ATen/native/cuda/DeviceAddCmulCdiv.cuh has a fused multiply-add). Devices would then differ.
+    """
+    product = torch.mul(pixels, scale)
+    if dtype not in (torch.float16, torch.bfloat16):
+        return product.add_(bias).to(dtype)
+    return torch.add(product, bias, out=torch.empty_like(product, dtype=dtype))
 
 
 _images = functools.lru_cache(maxsize=32)(Images)  # of the options that normalize was given

@@ -64,6 +64,11 @@ class StagingBuffers:
             staged[key] = view.copy_(tensor)
         return staged, buffer
 
+    def clear(self) -> None:
+        """Let go of the buffers that no copy reads, to torch, which keeps them for other uses."""
+        self.bytes -= sum(buffer.numel() for buffer in self._free)
+        self._free.clear()
+
     def give_back(self, buffer: torch.Tensor | None) -> None:
         """Take back a buffer that no copy reads any more."""
         if buffer is not None:
@@ -130,11 +135,11 @@ def page_lock(address: int, nbytes: int, device: torch.device | None = None) -> 
     return False
 
 
-def page_unlock(address: int) -> None:
+def page_unlock(address: int, device: torch.device | None = None) -> None:
     """Undo `page_lock`. Does nothing where that was not done, or did not succeed."""
     if _LOCKED.pop(address, None) is None:
         return
-    with suppress(RuntimeError):  # CUDA may have ended before us
+    with suppress(RuntimeError), _cuda.device(device):  # CUDA may have ended before us
         if int(_cuda.cudart().cudaHostUnregister(address)):
             _forget_error()
 
@@ -153,7 +158,8 @@ def is_page_locked(tensor: torch.Tensor) -> bool:
     """
     first = tensor.data_ptr()
     last = first + tensor.numel() * tensor.element_size()
-    ours = any(start <= first and last <= start + nbytes for start, nbytes in _LOCKED.items())
+    locked = list(_LOCKED.items())  # at once: another thread may lock more
+    ours = any(start <= first and last <= start + nbytes for start, nbytes in locked)
     return ours or tensor.is_pinned()
 
 

@@ -211,6 +211,8 @@ class ShardLoader:
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
+        if self.target is not None:
+            self.target.close()
 
     def __enter__(self) -> ShardLoader:
         return self
@@ -252,9 +254,12 @@ class ShardLoader:
 
     def _start(self) -> WorkerPool:
         target = self.target
+        lock = None if target is None or not target.locks_pages else target.lock
+        # Buffers that are page-locked are copied to the device, and free after that.
+        copies = self.copy and lock is None
         options = PoolOptions(
-            *(self.num_workers, self.threads, self.prefetch_factor, self.timeout, self.copy),
-            lock=None if target is None or not target.locks_pages else target.lock,
+            *(self.num_workers, self.threads, self.prefetch_factor, self.timeout, copies),
+            lock=lock,
             context=self._context,
         )
         return (WorkerProcesses if self.num_workers else InProcessWorkers)(self.dataset, options)

@@ -25,7 +25,7 @@ class BatchStats(NamedTuple):
     transform_s: float = 0.0
     collate_s: float = 0.0
     transport_s: float = 0.0  # the trainer's own time to take the batch: message, mapping, copying
-    device_s: float = 0.0  # its way to the device
+    device_s: float = 0.0  # the trainer's own time to send it to the device
     worker: int = 0  # which loader process
     slowest_s: float = 0.0  # the row that took longest
     slowest_record: int = -1  # its number in the dataset

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ class DeviceBatch:
     """Hold a batch that is copied to the device; of `Transfer`, one that has arrived."""
 
     batch: Any  # on the device
-    issued_s: float  # the seconds that `send` took
+    send_s: float = field(default=0.0, init=False)  # that the trainer spent to send it
 
     def read(self) -> bool:
         """Return True if the host's batch is no longer needed. Does not wait."""
@@ -53,13 +54,12 @@ class DeviceBatch:
     def wait(self) -> None:
         """Wait until the host's batch is no longer needed."""
 
+    def wait_issued(self) -> None:
+        """Wait until all work on the batch has been issued to the device."""
+
     def take(self) -> float:
         """Let the consumer have the batch; return the seconds that the device was waited for."""
         return 0.0
-
-    def device_s(self) -> float:
-        """Return the seconds that the transfer took, as far as known."""
-        return self.issued_s
 
 
 class Transfer:
@@ -72,13 +72,20 @@ class Transfer:
 
     def send(self, batch: Any) -> DeviceBatch:
         """Begin to copy a batch of the host to the device."""
-        began = time.perf_counter()
         # Batches outlive the mode they were asked for in: a tensor of inference mode cannot be
         # written to, or trained with, after it.
         with torch.inference_mode(False), torch.no_grad():
             there = walk(batch, lambda tensor: tensor.to(self.device), self._cropped)
-            there = self._images.finish(there)
-        return DeviceBatch(there, time.perf_counter() - began)
+            return DeviceBatch(self._images.finish(there))
+
+    def mark(self) -> Any:
+        """Mark where the consumer's work ends so far, for `idle_s`."""
+        return None
+
+    def idle_s(self, mark: Any) -> float | None:
+        """Return the seconds since the device ended the work before a mark; 0: it has not; None: it
+        is not known."""
+        return None
 
     def _cropped(self, crops: EncodedCrops) -> torch.Tensor:
         return self._cropper.make(crops).to(self.device)
@@ -91,12 +98,11 @@ class StreamTransfer(Transfer):
         super().__init__(device, images, cropper)
         # The cast is short, and a step waits for it: it is not to queue behind that step's kernels.
         self._stream = _cuda.Stream(device, priority=-1)
+        self._clock = _cuda.Stream(device, priority=-2)  # has no work: an event is there at once
         self._pin = pin
         self.staging = StagingBuffers(pin)
         self._thread = JobThread("shardio-decode")
         self._steps: deque[Event] = deque()  # where the consumer stood at each hand-out
-        self._timed: tuple[Event, Event] | None = None
-        self._last_s: float | None = None
 
     def send(self, batch: Any) -> DeviceBatch:
         """Begin to copy a batch of the host, cast and normalise it, by the side stream."""
@@ -111,9 +117,8 @@ class StreamTransfer(Transfer):
 
     def _issue(self, batch: Any, ready: Event | None) -> _StreamBatch:
         """Issue the work on a batch to the side stream. Encoded crops block for their decoder."""
-        began = time.perf_counter()
         tensors = _tensors(batch)
-        start, read, done = (_event(enable_timing=True) for _ in range(3))
+        read, done = _event(), _event()
         with (
             torch.inference_mode(False),
             torch.no_grad(),
@@ -127,7 +132,6 @@ class StreamTransfer(Transfer):
                     tensor.record_stream(self._stream)
             staged, buffer = self.staging.stage(tensors)
             try:
-                start.record(self._stream)
                 there = walk(
                     batch,
                     lambda tensor: self._copy(staged.get(id(tensor), tensor)),
@@ -140,14 +144,19 @@ class StreamTransfer(Transfer):
                 self._stream.synchronize()
                 self.staging.give_back(buffer)
                 raise
-        issued_s = time.perf_counter() - began
-        return _StreamBatch(there, issued_s, self, batch, buffer, (start, read, done))
+        return _StreamBatch(there, self, batch, buffer, read, done)
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         # A copy from pageable memory waits: where the device reads the host's page tables, one that
         # does not may still read it after it returned; elsewhere it is staged by CUDA first anyway.
         straight = self._pin is not False and copies_directly(tensor)
         return tensor.to(self.device, non_blocking=straight)
+
+    def wait(self) -> None:
+        """Wait until no copy reads memory of the host."""
+        self._thread.wait()
+        with suppress(RuntimeError):  # what the user's kernels did to the device: torch says it
+            self._stream.synchronize()
 
     def step(self, consumer: Any) -> float:
         """Mark where the consumer stands, and wait while it is too far behind: seconds waited."""
@@ -163,13 +172,21 @@ class StreamTransfer(Transfer):
                 waited += time.perf_counter() - began
         return waited
 
-    def measured(self, start: Event, done: Event) -> float | None:
-        """Return the seconds of the last transfer that has ended; one at a time is looked at."""
-        self._timed = self._timed or (start, done)
-        start, done = self._timed
-        if done.query():
-            self._last_s, self._timed = start.elapsed_time(done) / 1e3, None
-        return self._last_s
+    def mark(self) -> Event:
+        """Mark where the consumer's work ends so far, for `idle_s`."""
+        ended = _event(enable_timing=True)
+        ended.record(_cuda.current_stream(self.device))
+        return ended
+
+    def idle_s(self, mark: Event) -> float:
+        """Return the seconds since the device ended the work before a mark; 0: it has not."""
+        if not mark.query():
+            return 0.0
+        now = _cuda.Event(enable_timing=True)
+        now.record(self._clock)
+        now.synchronize()
+        seconds: float = mark.elapsed_time(now) / 1e3
+        return seconds
 
 
 @dataclass(eq=False)
@@ -179,18 +196,19 @@ class _StreamBatch(DeviceBatch):
     transfer: StreamTransfer
     host: Any  # the batch that is copied, until it has been read
     buffer: torch.Tensor | None  # its staging buffer
-    events: tuple[Event, Event, Event]  # copying starts, the host's batch is read, all is done
+    bytes_read: Event  # the host's batch is no longer needed
+    done: Event  # the batch is there, cast and normalised
 
     def read(self) -> bool:
         """Return True if the host's batch is no longer needed. Does not wait."""
-        read = bool(self.events[1].query())
+        read = bool(self.bytes_read.query())
         if read:
             self._let_go()
         return read
 
     def wait(self) -> None:
         """Wait until the host's batch is no longer needed."""
-        self.events[1].synchronize()
+        self.bytes_read.synchronize()
         self._let_go()
 
     def _let_go(self) -> None:
@@ -200,7 +218,7 @@ class _StreamBatch(DeviceBatch):
     def take(self) -> float:
         """Let the consumer's stream have the batch; return the seconds that were waited."""
         consumer = _cuda.current_stream(self.transfer.device)
-        consumer.wait_event(self.events[2])
+        consumer.wait_event(self.done)
         # The allocator knows only the stream that a tensor was made on. Without this, memory that
         # the user lets go would be the next batch's while the consumer's kernels still read it.
         for tensor in _tensors(self.batch):
@@ -208,17 +226,12 @@ class _StreamBatch(DeviceBatch):
                 tensor.record_stream(consumer)
         return self.transfer.step(consumer)
 
-    def device_s(self) -> float:
-        """Return the seconds of the last transfer that has ended; before, those of issuing."""
-        measured = self.transfer.measured(self.events[0], self.events[2])
-        return self.issued_s if measured is None else measured
-
 
 class LaterBatch(DeviceBatch):
     """Hold a batch whose work a thread issues."""
 
     def __init__(self, job: Job[DeviceBatch]) -> None:
-        super().__init__(None, 0.0)
+        super().__init__(None)
         self._job: Job[DeviceBatch] | None = job
         self._issued: DeviceBatch | None = None
 
@@ -237,26 +250,22 @@ class LaterBatch(DeviceBatch):
         if self._issued is not None:
             self._issued.wait()
 
-    def take(self) -> float:
-        """Let the consumer's stream have the batch, once its work is issued.
-
-        Returns the seconds that the device was steps behind, without those of waiting for the
-        thread. Raises what it raised.
-        """
+    def wait_issued(self) -> None:
+        """Wait until the thread has issued the work. Raises what that raised."""
         if self._issued is None and self._job is not None:
             try:
                 self._issued = self._job.result()
             except Exception:
                 self._job = None  # what was raised holds this frame
                 raise
+
+    def take(self) -> float:
+        """Let the consumer's stream have the batch; return the seconds that were waited."""
+        self.wait_issued()
         assert self._issued is not None
         waited = self._issued.take()
         self.batch, self._issued.batch = self._issued.batch, None
         return waited
-
-    def device_s(self) -> float:
-        """Return the seconds of the last transfer that has ended; before, those of issuing."""
-        return 0.0 if self._issued is None else self._issued.device_s()
 
 
 def _event(enable_timing: bool = False) -> Event:

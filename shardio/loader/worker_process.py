@@ -14,6 +14,7 @@ the trainer's end.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pickle
 import random
@@ -93,6 +94,8 @@ def run_worker(connection: Connection, worker: int, job: WorkerJob) -> None:
         if callable(signal.getsignal(number)):
             ends = number == signal.SIGTERM  # as multiprocessing ends what is left
             signal.signal(number, signal.SIG_DFL if ends else signal.SIG_IGN)
+    # What the trainer left as garbage is not for this process: to free its CUDA tensors calls CUDA.
+    gc.freeze()
     torch.set_num_threads(1)  # there is a process for each core
     ranges.hold_client()
     _Worker(connection, worker, job).run()

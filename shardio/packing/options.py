@@ -40,7 +40,8 @@ _NUMBER = 1 << 62
 class SourceOptions:
     """Choose what of a source is packed, and under which names.
 
-    kind     the kind of the source, if `pack` cannot detect it: see docs/sources.md
+    kind     the kind of the source, if `pack` cannot detect it: "imagefolder", "files", "trees",
+             "listing", "coco", "dataset", or a format that `index` reads
     root     the folder, or URL, that the paths of a listing are relative to, or that holds the
              data of an index
     fields   names of fields here and in the source: {"image": "jpg"}; for folders side by side
@@ -80,7 +81,7 @@ class ImageOptions:
                    or with `resize` the central square of that side is taken of each
     quality        of JPEGs that `resize` writes, 1 to 100; default: 90
     jpeg_tiles     rewrite JPEGs without loss, so that a crop decodes only its part of them; other
-                   images do not change (docs/jpeg-tiles.md)
+                   images do not change
     keep_original  with `jpeg_tiles`: also store the bytes of each file, in the field `original`,
                    so that `unpack` restores them
     max_pixels     the largest image to decode for any of these, instead of the default limit

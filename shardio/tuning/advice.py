@@ -22,7 +22,7 @@ from ..order.options import SHUFFLE_BUFFER
 from ..order.shuffle import SpanOrder
 from ..units import show_count, show_size
 from .cost import ORDER_BYTES, TrainingJob, divisors
-from .simulate import batch_mixture
+from .simulate import batch_mixture, lie_in_runs
 from .text import Plain, paragraph
 
 WIDTH: Final = 80  # columns of the text
@@ -196,10 +196,7 @@ def _in_class_order(job: TrainingJob) -> bool:
     if len(parts) < len(columns):
         return False
     _, counts = np.unique(np.concatenate(parts), return_counts=True)
-    pairs = sum(len(part) - 1 for part in parts)
-    unlike = 1.0 - float(((counts / counts.sum()) ** 2).sum())  # of two records drawn at random
-    changes = sum(int((part[1:] != part[:-1]).sum()) for part in parts)
-    return changes < 0.5 * unlike * pairs
+    return lie_in_runs(parts, float(((counts / counts.sum()) ** 2).sum()))
 
 
 def _order(job: TrainingJob) -> Iterator[Advice]:

@@ -1,6 +1,6 @@
 """What this machine can do with this dataset: images a second, what they cost, what limits them.
 
-    print(bench("out/", batch_size=256))
+    print(bench("packed", batch_size=256))
 
 How it works. A row is a loader with its workers and threads, decoding or handing out bytes, warm or
 cold. Each of its repeats runs in a process of its own (`bench_process`), and the rows take turns,
@@ -39,7 +39,7 @@ from ..storage.stores import without_secrets
 from ..units import check_int, quoted, show_count, show_size
 from .bench_process import FailedError, Host
 from .bench_row import LIMITS, NOISE, OTHERS, Row, judge
-from .text import Result, paragraph, show_cores, show_number, table
+from .text import Result, paragraph, show_cores, show_number, show_took, table
 
 LOADERS: Final = ("both", "dataloader", "shardloader")
 SECONDS: Final = 6.0  # a row, in all its repeats
@@ -136,7 +136,7 @@ class Bench(Result):
         """Write what was measured."""
         head = (
             f"{show_count(self.records, 'record')} of {show_size(self.record_bytes)}; batches of "
-            f"{self.batch_size:,}; {show_cores(self.cores)}"
+            f"{self.batch_size:,}; {show_cores(self.cores)}{show_took(self.seconds)}"
         )
         if self.measured_records < self.records:
             size = show_size(self.measured_records * self.record_bytes)

@@ -1,6 +1,6 @@
 """What training with these options will be like, before it starts: counts, memory, and warnings.
 
-    print(shardio.explain("out/", batch_size=256, num_workers=8))
+    print(shardio.explain("packed", batch_size=256, num_workers=8))
 
 How it works. All of it comes from the arithmetic by which reading goes (`cost`). For up to two
 million records the order of an epoch is made, and counted; for more, what a worker reads is told as

@@ -379,10 +379,13 @@ class _Batches(Iterator[T]):
         if seen.taken == 1:
             seen.first_s = handed - self._began
             return batch
-        # Waiting for a device that is steps behind is the step's time (device.DevicePrefetcher).
-        handed -= getattr(self._batches, "blocked_s", 0.0)
-        self._handed = handed
-        seen.data.append(handed - asked)
+        # While a device still computes, waiting is the step's time (device.DevicePrefetcher).
+        waited = handed - asked - getattr(self._batches, "blocked_s", 0.0)
+        idle = getattr(self._batches, "idle_s", None)
+        if idle is not None and idle < waited:
+            waited = idle
+        self._handed = asked + waited
+        seen.data.append(waited)
         stats = getattr(self._batches, "batch_stats", None)
         if isinstance(stats, BatchStats):  # others may call other things so
             seen.stats.append(stats)

@@ -8,7 +8,7 @@ REGIONS stretches of the epoch are reached by seeking.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -222,6 +222,16 @@ def compact_labels(labels: Classes) -> Classes:
         return labels
     low, high = int(labels.min()), int(labels.max())
     return (labels - low).astype(np.uint16) if high - low < 1 << 16 else labels
+
+
+def lie_in_runs(parts: Sequence[Classes], alike: float) -> bool:
+    """Return True if neighbours differ less than half as often as records drawn at random.
+
+    parts: (n,) classes each, in the order of the pack. alike: share of random pairs of one class.
+    """
+    pairs = sum(len(part) - 1 for part in parts)
+    changes = sum(int((part[1:] != part[:-1]).sum()) for part in parts)
+    return changes < 0.5 * (1.0 - alike) * pairs
 
 
 def tenths(records: int) -> Classes:

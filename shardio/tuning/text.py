@@ -83,6 +83,11 @@ def show_buffer(buffer: int | None) -> str:
     return "all" if buffer is None else f"{buffer:,}"
 
 
+def show_took(seconds: float | None) -> str:
+    """Write how long it took, to stand behind a list: "; took 2.1 s". None: ""."""
+    return "" if seconds is None else f"; took {seconds:,.1f} s"
+
+
 def show_range(least: int, most: int) -> str:
     """Write a range of counts: 12 to 13, or 12."""
     return f"{least:,}" if least == most else f"{least:,} to {most:,}"

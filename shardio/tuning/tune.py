@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -66,6 +67,7 @@ from .simulate import (
     Sample,
     Simulation,
     compact_labels,
+    lie_in_runs,
     tenths,
 )
 from .text import show_buffer
@@ -114,6 +116,7 @@ def tune(
 
     Raises OptionError; also NotPackedError, DamageError, VersionError, StorageError.
     """
+    began = time.monotonic()
     given = {"batch_size": batch_size, "nodes": nodes}
     reader, stream = open_dataset("tune", dataset, storage, given)
     size = batch_size if stream is None else stream.batch_size
@@ -131,7 +134,7 @@ def tune(
             path = stream.path
         elif labels is not None:
             labels = labels[stream.selection.numbers]
-    return recommend(
+    found = recommend(
         counts,
         labels,
         batch_size=size,
@@ -146,6 +149,7 @@ def tune(
         root=None if storage is None or storage.root is None else os.fspath(storage.root),
         **options,
     )
+    return replace(found, seconds=time.monotonic() - began)
 
 
 def labels_of(reader: Reader) -> Classes | None:
@@ -318,11 +322,13 @@ def _conclude(search: _Search, path: str | None, root: str | None) -> Tuning:
 
     rows = sorted(search.rows, key=lambda row: (row.memory_bytes, -row.unit))
     default = {(row.shuffle_buffer, row.unit): row for row in rows}.get(search.default)
-    # A shuffled pack mixes with any buffer.
+    # A shuffled pack mixes with any buffer; but few records may look too even, or not, by chance.
     mixing = [row.mixes for row in rows if row.shuffle_buffer == rows[0].shuffle_buffer]
+    in_runs = lie_in_runs([search.simulation.classes], 1 / search.plan.even)
+    has_labels = search.plan.labels == "label"
     tuning = replace(
         search.plan,
-        in_class_order=bool(rows) and search.plan.labels == "label" and not any(mixing),
+        in_class_order=bool(rows) and has_labels and in_runs and not any(mixing),
         rows=tuple(rows),
         best=max((row for row in rows if row.will_do), key=merit, default=None),
         default=default,

@@ -17,7 +17,7 @@ from .. import notebook
 from ..order.epoch import default_unit
 from ..units import show_count, show_size
 from .simulate import REGIONS, Classes, Sample, pair_chance, uniform_mixture
-from .text import Plain, Result, paragraph, show_buffer, table
+from .text import Plain, Result, paragraph, show_buffer, show_took, table
 
 SIGMAS: Final = 3.29  # of the normal distribution, both sides: 1 in 1,000
 AGAIN: Final = 0.05  # of a batch's pairs, beyond chance
@@ -139,12 +139,13 @@ class Tuning(Result, Uniform):
     epochs: int  # that they are of
     whole_epochs: bool  # simulated; False: REGIONS stretches of them
     with_units: bool  # other units were asked for
-    in_class_order: bool = False  # the pack: the smallest buffer does not mix it
+    in_class_order: bool = False  # the pack: its classes lie in runs that small buffers do not mix
     rows: tuple[Row, ...] = ()  # least memory first, then the largest unit
     best: Row | None = None  # what is recommended
     default: Row | None = None  # the options that nobody gave; None: nothing to tune
     notes: tuple[str, ...] = ()  # the answer is in the last ones
     call: str = ""  # the constructor call; of a subset, the options to change, "" if none are
+    seconds: float | None = None  # that `tune` took
     _draw: Callable[[Tuning, str], bytes] | None = None  # `plot.draw`, for notebooks
 
     @property
@@ -261,8 +262,9 @@ class Tuning(Result, Uniform):
             f"{show_count(self.shards, 'shard')}; batches of {self.batch_size:,}; {readers}; "
             f"{show_count(self.spans, 'span')}"
         ]
+        took = show_took(self.seconds)
         if not self.rows:
-            return lines[0]
+            return lines[0] + took
         classes = f"{self.distinct:,} classes"
         if self.labels == "position":
             classes = f"tenths of the pack for want of classes: {self.distinct}"
@@ -273,7 +275,7 @@ class Tuning(Result, Uniform):
             good += f", even {self._show(self.even_band)}"
         lines += [
             f"Looked at: {show_count(self.batches, 'batch', 'batches')} of "
-            f"{show_count(self.epochs, 'epoch')}{stretches}; {classes}",
+            f"{show_count(self.epochs, 'epoch')}{stretches}; {classes}{took}",
             f"A uniform shuffle: {uniform}, again {self.chance:.2%}",
             f"As good: {good}, again below {self.chance + AGAIN:.2%}",
         ]

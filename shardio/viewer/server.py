@@ -216,6 +216,13 @@ class _Handler(BaseHTTPRequestHandler):
             )
         return self.server.site(path, query)
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Send a page of ours for what Python's server refuses itself, such as a broken request."""
+        self.close_connection = True
+        self.request_version = self.protocol_version  # of a broken one it is 0.9: without headers
+        status = HTTPStatus(code)
+        self._send(_failure(status, printable(message or status.description, 1_000)))
+
     def _send(self, answer: Answer, more: dict[str, str] | None = None) -> None:
         """Send an answer, with all that a browser is to know about it."""
         self.send_response(answer.status)

@@ -506,6 +506,19 @@ def test_unpack_and_diff(source: Path, out: Path, tmp_path: Path) -> None:
     assert content(tmp_path / "back") == content(source)
 
 
+def test_cat_escapes_on_a_terminal_what_could_change_it(tmp_path: Path) -> None:
+    text = "a\x1b]0;title\x07\tb\né \x9b2J\u202e"
+    with Writer(tmp_path / "out") as writer:
+        writer.write({"text": text, "j": {"b": "\x9b2J"}})
+    given = "cat", tmp_path / "out", "0", "--field"
+    code, seen = on_a_terminal(*given, "text")
+    lines = seen.replace("\r\n", "\n").expandtabs().splitlines()
+    assert code == 0
+    assert lines == ["a\\x1b]0;title\\x07\tb".expandtabs(), r"é \x9b2J\u202e"]
+    assert on_a_terminal(*given, "j")[1].strip() == r'{"b": "\u009b2J"}'
+    assert shardio(*given, "text", text=False).stdout == text.encode() + b"\n"
+
+
 def test_cat_does_not_pour_images_over_a_terminal(out: Path) -> None:
     code, seen = on_a_terminal("cat", out, "0")
     assert code == 2

@@ -13,6 +13,8 @@ from shardio.cli import parser
 from shardio.cli.command import GROUPS
 from shardio.cli.main import main
 from shardio.cli.parser import COMMANDS, parse, parsers
+from shardio.formats import FOREIGN
+from shardio.packing.sources import KINDS
 
 NAMES = [command.name for command in COMMANDS]
 
@@ -36,6 +38,18 @@ def test_options_are_shown_in_groups_of_the_same_names_and_order(
     order = ["Arguments", *GROUPS, "Examples", "Exit codes"]
     assert shown == [title for title in order if title in shown]
     assert {"Output", "Examples", "Exit codes"} <= set(shown)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_names_no_page_that_a_wheel_does_not_hold(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not re.findall(r"\S+\.md\b", help_of(name, monkeypatch, 300))
+
+
+def test_the_kinds_of_sources_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = help_of("pack", monkeypatch, 300).partition("--from KIND")[2].partition("--root")[0]
+    assert set(re.findall(r"\w+", text)) >= {*KINDS} - {*FOREIGN}
 
 
 def test_the_docs_name_the_groups_in_their_order() -> None:

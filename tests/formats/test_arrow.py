@@ -181,6 +181,20 @@ def test_a_file_that_is_missing_is_missed(tmp_path: Path) -> None:
         shutil.rmtree(folder)
 
 
+def test_a_file_that_is_listed_twice_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    """`datasets` gives its rows twice; and the list would not tell that another file is missing."""
+    folder = golden("one", tmp_path)
+    names = [f"data-0000{number}-of-00003.arrow" for number in (0, 1, 0, 2)]
+    change_state(folder, _data_files=[{"filename": name} for name in names])
+    (folder / names[-1]).unlink()
+    with pytest.raises(
+        SourceError, match=r"state\.json: it lists data-00000-\S+ 2 times(.|\n)*save_to_disk"
+    ):
+        index(folder)
+    with pytest.raises(SourceError, match="2 times"):
+        shardio.pack(folder, tmp_path / "out")
+
+
 def test_what_map_has_cached_is_none_of_the_dataset(tmp_path: Path) -> None:
     folder = golden("one", tmp_path)
     shutil.copy(folder / "data-00000-of-00003.arrow", folder / "cache-0123456789abcdef.arrow")
@@ -297,7 +311,6 @@ def test_batches_that_were_swapped_are_found(tmp_path: Path) -> None:
         shard_of(tmp_path).read(0)
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("name", ["one/data-00000-of-00003", "lz4", "zstd"])
 def test_damage_before_indexing_ends_in_values_or_an_error(tmp_path: Path, name: str) -> None:
     """Whatever is flipped, pyarrow neither crashes nor takes more memory than there is."""

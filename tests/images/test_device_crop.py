@@ -5,7 +5,6 @@ The oracle is Pillow: support/device_crops.py decodes and resizes each planned c
 
 from __future__ import annotations
 
-import functools
 import io
 import pickle
 import shutil
@@ -17,8 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from PIL import Image
-from support.device_crops import ORIENTATION_TAG, finish
+from support.device_crops import encoded, finish, scene
 
 from shardio import CenterCrop, RandomResizedCrop, native
 from shardio.errors import DecodeError
@@ -27,38 +25,6 @@ from shardio.images.device_crop import DeviceCrop, Place, Reason, plan_crop
 from shardio.images.transforms import Transform
 
 TILED = 444, 300  # width and height of tile JPEGs: of 28 or 56 MCUs a row, in tiles of four
-
-
-@functools.cache
-def scene(width: int, height: int) -> Image.Image:
-    """Waves of all colours with specks, so that each pixel differs from its neighbours."""
-    y, x = np.mgrid[0:height, 0:width]
-    noise = np.random.default_rng(width * 1000 + height).integers(-40, 40, (height, width, 3))
-    waves = np.stack([np.sin(x / 5 + y / 11), np.cos(x / 7 - y / 3), np.sin((x + y) / 4)], -1)
-    return Image.fromarray(np.clip(128 + 90 * waves + noise, 0, 255).astype(np.uint8))
-
-
-@functools.cache
-def encoded(
-    width: int = 150,
-    height: int = 100,
-    kind: str = "JPEG",
-    *,
-    mode: str = "RGB",
-    orientation: int = 1,
-    tiled: bool = False,
-    **options: object,
-) -> bytes:
-    """Encode the scene: in this mode, turned by EXIF, as a tile JPEG with tiles of four MCUs."""
-    image, out = scene(width, height).convert(mode), io.BytesIO()
-    if orientation != 1:
-        exif = Image.Exif()
-        exif[ORIENTATION_TAG] = orientation
-        options["exif"] = exif
-    if tiled:
-        options["restart_marker_blocks"] = 4
-    image.save(out, kind, **options)
-    return out.getvalue()
 
 
 def by_pil(transform: Transform, image: bytes, draw: int) -> NDArray[np.uint8]:
@@ -142,6 +108,17 @@ def test_of_a_tile_jpeg_only_the_tiles_under_the_box_are_handed_on() -> None:
 def test_grey_and_other_samplings_are_for_the_device(options: dict[str, object]) -> None:
     for transform in TRANSFORMS:
         check(transform, encoded(**options), 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("told, orientation", [(6, 6), (0, 1), (9, 1)])
+def test_an_orientation_may_stand_in_xmp_or_be_nonsense(
+    told: int, orientation: int, with_core: None
+) -> None:
+    body = b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="%d"/>' % told
+    xmp = b"\xff\xe1" + (len(body) + 2).to_bytes(2, "big") + body
+    for image in (encoded(), encoded(*TILED, tiled=True)):
+        crop = check(TRANSFORMS[0], image[:2] + xmp + image[2:], 3)
+        assert crop.place[Place.ORIENTATION] == orientation
 
 
 def test_what_lies_behind_the_picture_is_left_alone() -> None:

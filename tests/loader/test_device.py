@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 from support import small_datasets
+from support.gpu import DEVICES, gpu
 from torch.utils.data import DataLoader, TensorDataset
 
 from shardio.dataset.protocol import BatchIterator
@@ -33,10 +34,6 @@ from shardio.loader.pinned import is_page_locked, locked_bytes, page_lock, page_
 from shardio.loader.transfer import DeviceBatch, Transfer
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-gpu = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="NOT TESTED HERE: copies to CUDA need an NVIDIA GPU"
-)
 
 
 class Pair(NamedTuple):
@@ -145,13 +142,14 @@ def test_the_user_s_batch_is_not_written_to() -> None:
     assert torch.equal(pixels, before)
 
 
-def test_batches_of_inference_mode_can_be_trained_with_after_it() -> None:
-    ahead = iter(prefetch(batches(3), "cpu", mean=MEAN))
+@pytest.mark.parametrize("device", DEVICES)
+def test_batches_of_inference_mode_can_be_trained_with_after_it(device: str) -> None:
+    ahead = iter(prefetch(batches(3), device, mean=MEAN))
     with torch.inference_mode():
         first, _ = next(ahead)
         second, _ = next(ahead)
     third, _ = next(ahead)
-    weight = torch.ones(1, requires_grad=True)
+    weight = torch.ones(1, device=device, requires_grad=True)
     for images in (first, second, third):
         (images * weight).sum().backward()
     assert weight.grad is not None
@@ -301,7 +299,7 @@ class Reading(DeviceBatch):
     """A batch that is read when the test says so."""
 
     def __init__(self, way: Slow, host: Any) -> None:
-        super().__init__(host[1].clone(), 0.5)
+        super().__init__(host[1].clone())
         self.way, self.host = way, host
 
     def read(self) -> bool:
@@ -328,6 +326,13 @@ class Slow(Transfer):
 
     def send(self, batch: Any) -> DeviceBatch:
         return Reading(self, batch)
+
+    def mark(self) -> str:
+        return "when next() began"
+
+    def idle_s(self, mark: Any) -> float:
+        assert mark == "when next() began"
+        return 0.125
 
 
 class Source:
@@ -401,7 +406,8 @@ def test_how_a_batch_was_made_belongs_to_the_batch_handed_out() -> None:
     assert ahead.batch_stats is None
     seen = []
     for _ in ahead:
-        assert ahead.batch_stats.device_s == 0.5 and ahead.blocked_s == 0.25
+        assert 0 < ahead.batch_stats.device_s < 60 and ahead.blocked_s == 0.25
+        assert ahead.idle_s == 0.125
         seen.append(ahead.batch_stats.rows)
     assert seen == [1, 2, 3, 4]
 
@@ -463,6 +469,18 @@ def test_a_staging_buffer_is_used_again_when_it_is_given_back() -> None:
     _, larger = staging.stage([pictures(90)])
     assert staging.locked == 3 and larger is not None
     assert staging.bytes == larger.numel()  # the small ones are let go
+
+
+def test_staging_buffers_are_let_go_but_for_those_that_are_read() -> None:
+    staging = Plain("auto")
+    _, first = staging.stage([pictures(4)])
+    _, second = staging.stage([pictures(4)])
+    staging.give_back(first)
+    staging.clear()
+    assert second is not None and staging.bytes == second.numel()
+    staging.give_back(second)
+    staging.clear()
+    assert staging.bytes == 0
 
 
 def test_memory_that_cannot_be_locked_is_said_once_and_done_without(
@@ -555,7 +573,7 @@ def test_a_loader_can_be_copied_and_pickled_before_it_is_used() -> None:
 def test_the_examples_of_the_documentation_run(
     packed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    packed([6, 4], "out", image=small_datasets.jpeg)
+    packed([6, 4], "packed", image=small_datasets.jpeg)
     monkeypatch.chdir(tmp_path)
     text = (Path(__file__).parent.parent.parent / "docs" / "device.md").read_text()
     first, second, *_ = re.findall(r"```python\n(.*?)```", text, re.S)

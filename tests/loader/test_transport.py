@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from shardio import EncodedCrops
+from shardio.images.device_crop import DeviceCrop, Place
 from shardio.loader.buffer_pool import Buffer, MappedBuffer
 from shardio.loader.transport import SMALL, WrappedBatch, unwrap, wrap
 
@@ -179,6 +181,20 @@ def test_what_was_made_in_the_buffer_is_not_copied(across: Across) -> None:
     assert (found == 2).all() and (row == 2).all()
     found[1] = 3
     assert (row == 3).all() and start == 0
+
+
+def test_crops_cross_with_their_files_in_the_buffer(across: Across) -> None:
+    def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.from_numpy(across.buffer.place(shape[0])[1])
+
+    places = tuple(i / 8 for i in range(len(Place)))
+    crops = [DeviceCrop(bytes([i]) * 9_000, places, (5, 4), "box") for i in range(8)]
+    built, labels = EncodedCrops.join(crops, empty), torch.arange(8)
+    wrapped = across.wrap((built, labels, {"few": built[:2]}))
+    assert across.buffer.used == 8 * 9_000  # what was made in the buffer is not copied
+    found = across.unwrap(wrapped)
+    assert type(found[0]) is EncodedCrops and list(found[0]) == crops
+    assert torch.equal(found[1], labels) and found[2]["few"] == built[:2]
 
 
 def test_a_large_tensor_from_elsewhere_is_copied_once(across: Across) -> None:

@@ -181,10 +181,11 @@ def test_copying_keeps_what_is_there_and_refuses_damage(
     assert len(shards(tmp_path / "copy")) == 2
 
 
+@pytest.mark.parametrize("kind", ["webdataset", "parquet"])
 def test_exporting_writes_a_part_for_each_shard(
-    cluster: Cluster, out: Path, tmp_path: Path
+    kind: str, cluster: Cluster, out: Path, tmp_path: Path
 ) -> None:
-    given = ["export", out, "--format", "webdataset", "--shard-size", "3KiB"]
+    given = ["export", out, "--format", kind, "--shard-size", "3KiB"]
     for part in ("1/3", "2/3", "3/3"):
         shardio(*given[:2], tmp_path / "here", *given[2:], "--part", part)
     here = shardio_json(*given[:2], tmp_path / "here", *given[2:])

@@ -1,5 +1,6 @@
-"""What the device makes of a DeviceCrop, by Pillow: a reference that knows its definition alone."""
+"""What the device makes of a DeviceCrop, by Pillow, and images of all kinds to make it of."""
 
+import functools
 import io
 
 import numpy as np
@@ -9,6 +10,38 @@ from PIL import Image, ImageOps
 from shardio.images.device_crop import DeviceCrop, Place, Reason
 
 ORIENTATION_TAG = 0x0112
+
+
+@functools.cache
+def scene(width: int, height: int) -> Image.Image:
+    """Waves of all colours with specks, so that each pixel differs from its neighbours."""
+    y, x = np.mgrid[0:height, 0:width]
+    noise = np.random.default_rng(width * 1000 + height).integers(-40, 40, (height, width, 3))
+    waves = np.stack([np.sin(x / 5 + y / 11), np.cos(x / 7 - y / 3), np.sin((x + y) / 4)], -1)
+    return Image.fromarray(np.clip(128 + 90 * waves + noise, 0, 255).astype(np.uint8))
+
+
+@functools.cache
+def encoded(
+    width: int = 150,
+    height: int = 100,
+    kind: str = "JPEG",
+    *,
+    mode: str = "RGB",
+    orientation: int = 1,
+    tiled: bool = False,
+    **options: object,
+) -> bytes:
+    """Encode the scene: in this mode, turned by EXIF, as a tile JPEG with tiles of four MCUs."""
+    image, out = scene(width, height).convert(mode), io.BytesIO()
+    if orientation != 1:
+        exif = Image.Exif()
+        exif[ORIENTATION_TAG] = orientation
+        options["exif"] = exif
+    if tiled:
+        options["restart_marker_blocks"] = 4
+    image.save(out, kind, **options)
+    return out.getvalue()
 
 
 def finish(crop: DeviceCrop) -> NDArray[np.uint8]:

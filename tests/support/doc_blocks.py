@@ -30,6 +30,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from shardio.storage import ranges
 from support.trees import ROOT, environment
 
 LIMIT_S = 120.0  # of the commands of one block
@@ -104,6 +105,7 @@ def run(page: Page, folder: Path) -> None:
         path.chmod(0o755)
     before = os.getcwd()
     os.chdir(folder / "here")
+    ranges.close()  # its helper has the environment of what read a store before
     try:
         with contextlib.ExitStack() as stack:
             if context := page.prepare():
@@ -114,6 +116,7 @@ def run(page: Page, folder: Path) -> None:
     finally:
         names.clear()  # loaders end their workers
         gc.collect()
+        ranges.close()
         os.chdir(before)
     wanted = {*page.unrun, *(long for long, _ in page.smaller)}
     assert not wanted - used, f"{page.name} does not have {wanted - used}"

@@ -753,6 +753,12 @@ def test_five_bars_are_as_long_as_the_rates_stored() -> None:
     assert [length / lengths[0] for length in lengths] == pytest.approx(wanted, rel=0.01)
 
 
+def test_the_five_bars_are_legible_on_a_page_of_a_phone() -> None:
+    svg = ElementTree.fromstring(drawn("draw_comparison.py", "--five"))
+    sizes = [float(one.get("font-size", 0)) for one in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert sizes and min(sizes) * 350 / float(svg.get("width", 0)) >= 10  # CSS pixels
+
+
 def walked(batch: int, spans: int) -> float:
     """The requests a row of a process of `scale`: one rank of two, of 100 shards of 1,000 rows."""
     counts = np.full(100, 1_000)

@@ -3,9 +3,13 @@
 support/doc_blocks.py says how. Datasets that a page only makes give a batch here.
 """
 
+import contextlib
 import io
 import json
+import os
 import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support import doc_blocks
+from support import doc_blocks, object_stores
 from support.doc_blocks import Page
 from support.trees import ROOT, picture, plant
+from torch.utils.data import DataLoader
 
 import shardio
 from shardio.images import jpeg_rewrite
@@ -45,7 +50,7 @@ def scenes() -> None:
 
 
 def all_of_reading() -> None:
-    packed("out", "photos", "drawings")
+    packed("packed", "photos", "drawings")
     scenes()
     raw = shardio.ImageOptions(encode="raw")
     shardio.pack("images", "cifar", jobs=1, resize=32, images=raw)
@@ -82,6 +87,47 @@ def packing_wrote_what_it_says(names: dict[str, Any]) -> None:
     assert [captions[i]["caption"] for i in range(2)] == ["a", "b"]
 
 
+def a_thousand_photos() -> None:
+    """Two classes, of 1.1 KB a file: two shards."""
+    tree = {
+        f"{c}/{i:03d}.jpg": picture(84 + i % 20, 60) for c in ("cat", "dog") for i in range(500)
+    }
+    plant(Path("photos"), tree)
+
+
+def golden() -> None:
+    for path in (ROOT / "tests" / "golden" / "v0").iterdir():
+        shutil.copy(path, ".")
+
+
+@contextlib.contextmanager
+def a_bucket() -> Iterator[None]:
+    """A bucket with a packed dataset and tars; its keys: in the environment, and as a profile."""
+    plant(Path("images"), {f"{c}/{i}.jpg": picture(60, 40) for c in "ab" for i in range(EACH)})
+    shardio.pack("images", "packed", jobs=1)
+    shardio.export("packed", "wds", format="webdataset")
+    with object_stores.s3(private=True) as store, pytest.MonkeyPatch.context() as patch:
+        for name in ("endpoint_url", "region", "access_key_id", "secret_access_key"):
+            patch.setenv(f"AWS_{name.upper()}", store.options[name.removesuffix("_url")])
+        patch.setenv("HOME", os.getcwd())
+        keys = [f"aws_{name} = {value}" for name, value in store.options.items() if "_key" in name]
+        plant(Path(".aws"), {"credentials": "\n".join(["[lab]", *keys]).encode()})
+        store.put_folder(Path("packed"), "train/")
+        store.put_folder(Path("wds"), "wds/")
+        yield
+
+
+def all_read_the_bucket(names: dict[str, Any]) -> None:
+    assert [len(batch["label"]) for batch in names["batches"]] == [8] * 3
+    assert sum(1 for path in Path("nvme").rglob("*") if path.is_file()) > 1  # the cache
+
+
+def the_reader_reads(names: dict[str, Any]) -> None:
+    (shard,) = Path().glob("00000-*.shard")
+    found = list(names["samples"](shard.read_bytes()))
+    assert len(found) == 5 and found[0]["image"] == Path("1.png").read_bytes()
+
+
 def tiny_images() -> None:
     """A packed directory of ten classes, shuffled."""
     plant(Path("cifar"), {f"{i % 10}/{i}.jpg": picture(32, 32) for i in range(600)})
@@ -90,7 +136,7 @@ def tiny_images() -> None:
 
 def some_loader() -> dict[str, Any]:
     crop = shardio.CenterCrop(32)
-    train = shardio.ShardDataset("out", batch_size=8, fields=("image", "label"), transform=crop)
+    train = shardio.ShardDataset("packed", batch_size=8, fields=("image", "label"), transform=crop)
     return {"train": train, "loader": shardio.ShardLoader(train, num_workers=0, threads=0)}
 
 
@@ -150,6 +196,7 @@ def reading_gives_what_it_says(names: dict[str, Any]) -> None:
     assert images.shape == (16, 3, 48, 48) and masks.shape == (16, 48, 48)
     assert len(names["augmented"]["image"]) == 16
     assert names["raw"][0].shape == (48, 3, 32, 32)
+    assert names["boxes"].shape == (8, 4) and names["by_workers"] == []
     assert names["total"] == 11
     assert len(names["decoded"]) == 8 and names["decoded"][0].format == "JPEG"
     assert names["pets"].records == names["most"].records == 2 * EACH == sum(names["parts"])
@@ -170,11 +217,23 @@ def loader_gives_what_it_says(names: dict[str, Any]) -> None:
     assert names["rows"] == 2 * EACH
 
 
+def of_a_loop() -> dict[str, Any]:
+    imported = {"torch": torch, "DataLoader": DataLoader, "ShardDataset": shardio.ShardDataset}
+    return imported | {"checkpoint": None, "model": None, "save": Saved()}
+
+
+def the_state_goes_on(names: dict[str, Any]) -> None:
+    assert [one["data"]["epoch"] for one in names["save"]] == [0, 1]
+    names["train"].load_state_dict(names["save"][-1]["data"])
+    assert names["train"].remaining == 2  # of 6 batches, after 4
+
+
 FEW = (
     ("batch_size=256", "batch_size=8"),
     ("num_workers=8", "num_workers=1"),
     ("range(90)", "range(2)"),
 )
+REPLACED = "$ shardio pack photos packed --seed 1 --overwrite --quiet"
 PAGES = {
     page.name: page
     for page in (
@@ -189,6 +248,7 @@ PAGES = {
                 ("32, 256)", "32, 36)"),
                 ("Crop(512", "Crop(48"),
                 ("100_000", "64"),
+                ('device="cuda")\n', 'device="cpu")\n'),
                 then('ragged=("boxes",)))', "ragged = next(iter(train))"),
                 then('fields=("image", "mask")))', "cropped = next(iter(train))"),
                 then("map=augment)", "augmented = next(iter(train))"),
@@ -201,7 +261,7 @@ PAGES = {
         ),
         Page(
             "docs/loader.md",
-            lambda: packed("out"),
+            lambda: packed("packed"),
             smaller=(
                 *FEW,
                 ("Crop(224", "Crop(32"),
@@ -244,7 +304,7 @@ PAGES = {
         ),
         Page(
             "docs/meter.md",
-            lambda: packed("out"),
+            lambda: packed("packed"),
             smaller=(("range(90)", "range(2)"),),
             given=some_loader,
             check=watch_judges,
@@ -255,25 +315,95 @@ PAGES = {
             smaller=(
                 ("pack voc packed", "pack voc packed --overwrite"),
                 ("instances_train2017.json packed", "instances_train2017.json packed --overwrite"),
-                ("--root /data/images", "--root data/images"),
+                ("--root /data/images", "--root data/images --overwrite"),
                 ("1 shard, ...", "1 shard, ... in 0.0 s, 0 MB/s"),
                 ("pack imagenet-wds/ packed  ", "pack imagenet-wds/ packed --overwrite  "),
                 ("--root /mnt/tars", "--root imagenet-wds --overwrite"),
             ),
             unrun={"s3://bucket": "a bucket; tests/packing/test_from_bucket.py"},
         ),
+        Page(
+            "docs/cli.md",
+            a_thousand_photos,
+            smaller=(
+                ("938", "..."),
+                ("62 files", "... files"),
+                ("of 62 to", "of ... to"),
+                ("1170", "..."),
+                ("1111", "..."),
+                ("1171", "..."),
+                ("0.1.0", "..."),
+                ("bee5cd9a847c950fc22c6580283fbc5f", "..."),
+                ("$ shardio index photos\nphotos:", "$ cp -r photos own; shardio index own\nown:"),
+                ("of=packed/00000-c6da37c1.shard", "of=$(echo packed/00000-*.shard)"),
+                ("record 4 at byte 4685, key dog/081.jpg", "record ... at byte ..., key ..."),
+                ("is 0x32bc3576e3cd183a, expected 0xc48db4213c85d141.", "is ..., expected ..."),
+                ("$ shardio gc packed\n", f"{REPLACED}\n$ shardio gc packed\n"),
+            ),
+            unrun={
+                "index wds": "of 50,000 images; tests/formats/test_webdataset.py",
+                "view packed": "serves until Ctrl-C; tests/viewer/test_page.py",
+                "cifar10": "of 50,000 images; tests/tuning/",
+                "shardio demo": "takes a minute; tests/cli/test_demo.py",
+                "s3://bucket": "a bucket; tests/packing/test_copy.py",
+                "/nvme/cache": "tests/storage/test_cache.py",
+            },
+        ),
+        Page(
+            "docs/order.md",
+            lambda: packed("packed"),
+            smaller=(
+                ("batch_size=256, ...)", 'batch_size=8, fields=("image", "label"), decode=None)'),
+                *FEW[1:2],
+                ("(train.epoch, 90)", "(train.epoch, 2)"),
+                ("step % 1000", "step % 4"),
+            ),
+            unrun={
+                'saved["loader"]': "tests/dataset/test_resume.py",
+                "init_process_group": "tests/dataset/test_ranks.py, test_slurm_training.py",
+                "#SBATCH": "test_slurm_training.py",
+                "(DataLoader)": "Lightning; test_frameworks.py",
+                "on_validation_epoch_start": "Lightning; test_frameworks.py",
+                "Accelerator()": "test_frameworks.py",
+                "prepare_data_loader(loader, accelerator": "test_frameworks_loops.py",
+                "(Trainer)": "test_frameworks.py",
+                "ray.train": "test_ray_train.py",
+            },
+            given=of_a_loop,
+            check=the_state_goes_on,
+        ),
+        Page(
+            "docs/remote.md",
+            a_bucket,
+            smaller=(
+                *FEW[:1],
+                ("s3://bucket", f"s3://{object_stores.BUCKET}"),
+                ("/nvme/shardio", "nvme"),
+                ("500GiB", "1GiB"),
+                ('"http://minio:9000"', "os.environ['AWS_ENDPOINT_URL']"),
+                then("storage=cache)   # downloads once a node", "batches = [next(iter(train))]"),
+                then("storage=minio)", "batches.append(next(iter(train)))"),
+                then('/wds"))', "batches.append(next(iter(data)))"),
+            ),
+            unrun={"s3://datasets": "tests/system/test_remote_page.py"},
+            given=lambda: {"shardio": shardio, "os": os},
+            check=all_read_the_bucket,
+        ),
+        Page("docs/format.md", golden, check=the_reader_reads),
         Page("docs/lmdb.md", packed_as_lmdb, check=the_record_has_its_image),
         Page(
             "docs/device.md",
-            lambda: packed("out"),
+            lambda: packed("packed"),
             smaller=(
                 *FEW[:2],
                 ("Crop(224, flip", "Crop(32, flip"),
                 ("ShardLoader(train, device", "ShardLoader(train, num_workers=1, device"),
                 (", pin_memory=True", ""),
-                ('"cuda"', '"cpu"'),
+                ('device="cuda"', 'device="cpu"'),
+                ('(loader, "cuda"', '(loader, "cpu"'),
+                ('to("cuda"', 'to("cpu"'),
             ),
-            unrun={"decode_jpeg": "needs a GPU", "nvidia.dali": "needs a GPU and DALI"},
+            unrun={"CUDAGraph": "needs a GPU; tests/loader/test_device_streams.py has its like"},
             check=the_last_images_are_float32,
         ),
     )
@@ -283,21 +413,19 @@ PAGES = {
 GUIDES = "tests/system/test_guides.py"
 ELSEWHERE = {
     **dict.fromkeys(
-        [f"docs/{one}.md" for one in ("concepts", "faq", "index", "reliability")], GUIDES
+        [f"docs/{one}.md" for one in ("concepts", "faq", "index", "install", "reliability")], GUIDES
     ),
-    "docs/format.md": "tests/formats/test_record.py, by tests/support/naive_reader.py",
-    "docs/order.md": "tests/dataset/test_ranks.py, and beside this file test_frameworks.py, "
-    "test_frameworks_loops.py, test_slurm_training.py, test_ray_train.py",
+    "docs/bench.md": "tests/tuning/test_bench.py",
     "docs/recipes.md": "tests/system/test_recipes.py",
-    "docs/remote.md": "tests/system/test_remote_page.py: the recipe; the others need a bucket",
     "docs/tutorial.md": "tests/system/test_tutorial.py",
 }
 
 
 def written() -> set[str]:
-    """Return the pages in docs/ that have a Python block."""
+    """Return the pages in docs/ that have a block of Python or of commands."""
     pages = [f"docs/{one.name}" for one in (ROOT / "docs").glob("*.md")]
-    return {page for page in pages if any(one.kind == "python" for one in doc_blocks.blocks(page))}
+    kinds = {page: {one.kind for one in doc_blocks.blocks(page)} for page in pages}
+    return {page for page in pages if kinds[page] & {"python", "console"}}
 
 
 def test_every_page_is_tested() -> None:

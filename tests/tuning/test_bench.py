@@ -124,6 +124,7 @@ def test_progress_goes_from_nothing_to_all_and_nothing_is_left(found: Any) -> No
 def test_the_text_has_every_row_and_ends_with_the_call(found: Any) -> None:
     made = found[0]
     said = str(made)
+    assert made.seconds > 0 and f"; took {made.seconds:,.1f} s\n" in said
     assert said.endswith(f"\n\n{made.call}")
     lines = said.splitlines()
     for row in made.rows:

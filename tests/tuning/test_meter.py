@@ -144,6 +144,19 @@ def test_a_wait_for_a_device_that_is_behind_is_the_steps_time(clock: Clock) -> N
     assert report is not None and report.data.max == report.step.max == 0.75
 
 
+@pytest.mark.parametrize("idle, data", [(0.0, 0.0), (0.25, 0.25), (9.0, 0.75), (None, 0.75)])
+def test_a_wait_costs_what_the_device_idles(clock: Clock, idle: float | None, data: float) -> None:
+    """Nobody synchronises: while the loop waits, the device computes the steps before."""
+    watched = watch(Loader(clock, [1.0] * 4), None, print=None)
+    iterator: Any = iter(watched)
+    iterator._batches.blocked_s, iterator._batches.idle_s = 0.25, idle
+    for _ in iterator:
+        clock.now += 0.5
+    report = watched.report()
+    assert report is not None
+    assert (report.data.max, report.step.max) == (data, 1.5 - data)
+
+
 def test_reporting_is_in_no_time(clock: Clock) -> None:
     def slow(_: Any) -> None:
         clock.now += 50

@@ -251,6 +251,25 @@ def test_a_pack_in_class_order_is_to_be_packed_again(ordered: Tuning) -> None:
     assert small.classes < ordered.uniform / 10 and not small.mixes
 
 
+@pytest.mark.parametrize("batch_size", [4, 60])
+def test_a_tiny_shuffled_pack_is_not_said_to_be_in_class_order(
+    batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A buffer that moves few records deals the same batches in each epoch: these few are noise."""
+    monkeypatch.setattr(simulate, "PASSES", PASSES)
+    labels = np.arange(120) // 24
+    mixes = []
+    for seed in range(3):
+        shuffled = np.random.default_rng(seed).permutation(labels)
+        found = recommend(np.array([120]), shuffled, batch_size=batch_size, mean_bytes=1700)
+        assert found.keeps_default and not found.in_class_order
+        assert "class order" not in str(found)
+        mixes.append(found.rows[0].mixes)
+    assert not all(mixes)  # or the judgement was not needed
+    ordered = recommend(np.array([120]), labels, batch_size=batch_size, mean_bytes=1700)
+    assert ordered.in_class_order and "The pack is in class order" in said(ordered)
+
+
 @pytest.mark.parametrize("batch_size", [32, 64, 128, 256, 1024])
 def test_the_default_does_for_shuffled_packs_of_any_size(
     batch_size: int, monkeypatch: pytest.MonkeyPatch
@@ -685,6 +704,9 @@ def test_a_dataset_tunes_itself(tmp_path: Path) -> None:
     found = tune(dataset, memory="1MB")
     assert (found.records, found.batch_size, found.world_size) == (4000, 16, 2)
     assert found.best is not None and str(folder) in found.call
+    assert found.seconds and f"; took {found.seconds:.1f} s\n" in str(found)
+    none = tune(dataset.select(range(5)))
+    assert none.seconds and not none.rows and str(none).splitlines()[0].endswith(" s")
     part = tune(dataset.select(range(500)))
     assert part.records == 500 and part.keeps_default and part.call == ""
     assert part.num_workers == 0 and "2 ranks of one process" in str(part)

@@ -340,6 +340,29 @@ def test_boxes_and_masks_lie_over_the_image_with_a_switch(opened: Open, scenes: 
         assert page.locator(what).first.is_visible() is not shown
 
 
+def test_what_is_switched_is_in_the_address(opened: Open, scenes: Path) -> None:
+    page = opened(scenes, "/record/1?where=label%3Da%FF&boxes=0")
+    kinds = ("boxes", "masks", "crops")
+
+    def shown(one: Any) -> list[bool]:
+        return [one.locator(f".{kind}").first.is_visible() for kind in kinds]
+
+    assert shown(page) == [False, True, False]
+    page.get_by_role("checkbox", name="mask").uncheck()
+    page.get_by_role("checkbox", name="crops").check()
+    assert page.url.endswith("/record/1?where=label%3Da%FF&boxes=0&masks=0&crops=1")
+    other = page.context.new_page()
+    other.goto(page.url)
+    assert shown(other) == shown(page) == [False, False, True]
+    other.get_by_role("checkbox", name="boxes (2)").check()
+    other.get_by_role("checkbox", name="crops").uncheck()
+    assert other.url.endswith("/record/1?where=label%3Da%FF&masks=0")  # what is usual is left out
+    other.get_by_label("Seed").fill("7")  # the form of the crops keeps the others
+    other.get_by_role("button", name="Draw").click()
+    other.wait_for_url("**seed=7*")
+    assert shown(other) == [True, False, False]
+
+
 def test_crops_are_those_of_the_options_asked_for(opened: Open, colors: Path) -> None:
     page = opened(colors, "/record/5")
     before = page.locator(".crops-row li p").all_inner_texts()
@@ -591,6 +614,22 @@ def test_what_cannot_be_shown_is_one_line(tmp_path: Path, colors: Path, viewer: 
         assert done.returncode in (1, 2)
         assert re.fullmatch(r"shardio: .+\n", done.stderr), done.stderr
         assert not done.stdout
+
+
+def test_without_stdout_nothing_is_served_unseen(tmp_path: Path, colors: Path) -> None:
+    report = ("--html", tmp_path / "report.html")
+    for more, code, said in ((), 2, "stdout is closed"), (report, 0, ""):
+        words = map(str, (sys.executable, "-m", "shardio", "view", colors, *more))
+        done = subprocess.run(
+            ["sh", "-c", 'exec "$@" >&-', "sh", *words],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            timeout=LIMIT_S,
+        )
+        assert (done.returncode, bool(done.stderr)) == (code, bool(said))
+        assert said in done.stderr and "Traceback" not in done.stderr
+    assert report[1].stat().st_size
 
 
 def test_a_report_is_one_file_that_needs_nobody(

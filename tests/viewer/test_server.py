@@ -141,6 +141,33 @@ def test_browsers_are_told_to_load_nothing_from_elsewhere(server: Server) -> Non
         assert headers["Cache-Control"] == "no-store"
 
 
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        ("GET / HTTP/9.9", 505),
+        ("GET / HTTP/x", 400),
+        ("BREW / HTTP/1.1", 501),
+        ("BREW\x1b[2J<b> / HTTP/1.1", 501),
+        ("GET /" + "x" * (1 << 16) + " HTTP/1.1", 414),
+        ("GET / HTTP/1.1\r\n" + "A: b\r\n" * 200, 431),
+    ],
+    ids=lambda value: str(value)[:16].encode("unicode_escape").decode(),
+)
+def test_what_python_s_own_server_refuses_is_a_page_like_all_others(
+    server: Server, request_line: str, status: int
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), LIMIT_S) as client:
+        client.sendall(f"{request_line}\r\n\r\n".encode())
+        answer = http.client.HTTPResponse(client)
+        answer.begin()
+        text = answer.read().decode()
+    assert answer.status == status
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none';")
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["Connection"] == "close"
+    assert "/static/viewer.css" in text and "\x1b" not in text and "<b>" not in text
+
+
 def test_a_fault_of_ours_is_one_line_and_a_page(
     server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:

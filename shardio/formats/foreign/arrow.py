@@ -333,6 +333,13 @@ def _check_listed(storage: Location, name: str, shown: str) -> None:
             f"{shown}: it is none of the dataset's files, as {STATE} or its name says, but may be "
             "what `map` has cached. Move it away, or choose the others: --files 'data-*'"
         )
+    if names.count(own) > 1:  # `datasets` reads it as often as it is listed
+        raise SourceError(
+            f"{where}: it lists {printable(own)} {names.count(own)} times; expected each file "
+            "once. If its rows are to come more than once, write the dataset anew:\n"
+            "  datasets.load_from_disk(DIR).save_to_disk(NEW)\n"
+            "Else remove the repeated entries"
+        )
     if names:
         after = str(names[(names.index(own) + 1) % len(names)])
         if "/" in after or not storage.exists(f"{folder}{slash}{after}"):

@@ -18,6 +18,19 @@ find("form.query")?.addEventListener("change", (event) => {
   if (event.target.matches("select, [type=radio], [type=checkbox]")) event.currentTarget.requestSubmit();
 });
 
+// What is switched on or off is in the address, so that a shared link shows the same.
+find(".switches")?.addEventListener("change", ({ target: { name, checked, dataset } }) => {
+  const value = checked ? "1" : "0";
+  const fields = location.search.slice(1).split("&").filter((one) => one && !one.startsWith(`${name}=`));
+  const form = find(".crops-row form");
+  form?.querySelector(`[name=${name}]`)?.remove();
+  if (value !== dataset.usual) {
+    fields.push(`${name}=${value}`);
+    form?.insertAdjacentHTML("beforeend", `<input type="hidden" name="${name}" value="${value}">`);
+  }
+  history.replaceState(null, "", location.pathname + (fields.length ? "?" + fields.join("&") : ""));
+});
+
 // On a phone, records come first.
 if (matchMedia("(max-width: 720px)").matches && !find("[role=alert]")) find("details.filters")?.removeAttribute("open");
 
