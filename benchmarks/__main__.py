@@ -10,7 +10,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from . import cold, compare, remote, report
+from . import cold, compare, gpu, remote, report
 from .data import DEFAULT, Data
 from .harness import RESULTS, RIVALS, BenchmarkError, NotHere, Result, show
 
@@ -41,10 +41,18 @@ NAMES = (
     "meter",
     "view",
     "gpu",
+    "gpu_decode",
+    "cores",
     "tutorial",
     "coming_from",
 )  # the most important first
-PARTS = {"compare": compare.PARTS, "cold": cold.PARTS, "remote": remote.PARTS}  # of --only
+PARTS = {  # of --only
+    "compare": compare.PARTS,
+    "cold": cold.PARTS,
+    "remote": remote.PARTS,
+    "gpu": tuple(gpu.PARTS),
+}
+ON_A_GPU = ("gpu", "gpu_decode")  # they take --device
 AGAINST = "against"  # takes a commit, and is not among `all`
 
 
@@ -66,6 +74,10 @@ def main() -> int:
     parser.add_argument(
         "--without-rivals", action="store_true", help="leave out what setup_rivals installs"
     )
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda",
+        help="of the gpu benchmarks; cpu: a rehearsal without a GPU, which measures nothing",
+    )  # fmt: skip
     parser.add_argument(
         "--rows", nargs="+", default=[], metavar="NAME", help="for against: rows with this in them"
     )
@@ -90,6 +102,8 @@ def main() -> int:
         parser.error("against takes a commit, `against main~5`, and it alone does")
     if (options.rows or options.rounds) and options.name != AGAINST:
         parser.error("--rows and --rounds are for against")
+    if options.device == "cpu" and options.name not in ON_A_GPU:
+        parser.error(f"--device is for {', '.join(ON_A_GPU)}")
     names = NAMES if options.name == "all" else (options.name,)
     if options.out and len(names) > 1:
         parser.error("--out is one file; `all` stores each result in benchmarks/results")
@@ -109,27 +123,30 @@ def main() -> int:
 def _run(name: str, options: argparse.Namespace) -> None:
     module = importlib.import_module(f"benchmarks.{name}")
     kind = f".{options.only}" if options.only else ""
-    kind += ".quick" if options.quick else ""
+    rehearsal = options.device == "cpu"
+    kind += ".rehearsal" if rehearsal else ".quick" if options.quick else ""
     out = options.out or RESULTS / f"{name}{kind}.json"
     if options.scratch:
         options.scratch.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="shardio-benchmark-", dir=options.scratch)).resolve()
     show(f"{name}: {_describe(name)}")
     try:
-        result = Result(name, ["python", "-m", "benchmarks", *sys.argv[1:]], options.quick)
+        quick = options.quick or rehearsal
+        result = Result(name, ["python", "-m", "benchmarks", *sys.argv[1:]], quick, rehearsal)
         environments = getattr(module, "ENVIRONMENTS", RIVALS)
         rivals = environments.exists() and not options.without_rivals
         if not rivals:
             result.note(
                 "Rivals in an environment of their own (benchmarks/setup_rivals) were left out"
             )
-        source = Data(options.data.resolve(), scratch, options.quick, rivals)
+        source = Data(options.data.resolve(), scratch, quick, rivals)
+        given = {"device": options.device} if name in ON_A_GPU else {}
         if name == AGAINST:
             module.run(source, result, options.of, options.rows, options.rounds)
         elif options.only:
-            module.run(source, result, (options.only,))
+            module.run(source, result, (options.only,), **given)
         else:
-            module.run(source, result)
+            module.run(source, result, **given)
         result.store(out, scratch)
         if out == RESULTS / f"{name}.json":  # it has all parts
             for part in report.stored_of(name)[1:]:

@@ -41,7 +41,7 @@ class Data:
         folder = self.scratch / f"photos-{records}"
         if folder.exists():
             return folder
-        files = sorted(p for p in self._originals().rglob("*") if p.is_file())
+        files = sorted(p for p in self.originals().rglob("*") if p.is_file())
         show(f"  {records:,} photographs, copies of {len(files)}, into {folder}")
         for copy in range(-(-records // len(files))):
             for original in files:
@@ -52,10 +52,10 @@ class Data:
 
     def photos_of_bytes(self, size: int) -> Path:
         """Photographs of at least so many bytes together."""
-        each = [p.stat().st_size for p in self._originals().rglob("*") if p.is_file()]
+        each = [p.stat().st_size for p in self.originals().rglob("*") if p.is_file()]
         return self.photos(-(-size // sum(each)) * len(each))
 
-    def _originals(self) -> Path:
+    def originals(self) -> Path:
         return self._unpack(PHOTOS, self.scratch / "photos", None)
 
     def _unpack(self, name: str, folder: Path, most: int | None) -> Path:
@@ -106,6 +106,18 @@ def pack(folder: str | Path, out: str | Path, *options: str) -> Path:
     """`shardio pack`."""
     command = [sys.executable, "-m", "shardio", "pack", str(folder), str(out), "--quiet", *options]
     subprocess.run(command, check=True, cwd=ROOT)
+    return Path(out)
+
+
+def repeat(packed: str | Path, out: str | Path, records: int) -> Path:
+    """Write a dataset's records under other keys, again and again, until there are so many."""
+    import shardio
+
+    samples = list(shardio.open(packed, decode=None))
+    with shardio.Writer(out, fields={"image": "image", "label": "int"}) as writer:
+        for i in range(records):
+            sample = samples[i % len(samples)]
+            writer.write({"__key__": f"{i:09d}", **{k: sample[k] for k in ("image", "label")}})
     return Path(out)
 
 

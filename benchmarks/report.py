@@ -26,7 +26,9 @@ def markdown(names: Sequence[str], results: Path = RESULTS) -> str:
 def stored_of(name: str, results: Path = RESULTS) -> list[Path]:
     """The result of a benchmark, and those of its parts that were measured again by themselves."""
     parts = results.glob(f"{name}.*.json")
-    return [results / f"{name}.json", *sorted(p for p in parts if ".quick." not in p.name)]
+    proofless = (".quick.", ".rehearsal.")
+    measured = (p for p in parts if not any(kind in p.name for kind in proofless))
+    return [results / f"{name}.json", *sorted(measured)]
 
 
 def benchmark(title: str, found: dict[str, Any]) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, repeat
+from operator import is_
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from ..errors import OptionError, name_record
-from .collate import Empty, Names, collating_into, empty, ragged_fields
+from .collate import Empty, Names, collating_into, empty, fresh, ragged_fields
 from .decode import Progress
 
 VALID = "valid"  # the field that tail="exact" adds
@@ -34,6 +36,7 @@ class Assembler:
     fields      the names of the fields of items that are tuples, where they are known
     exact       each item gets the field `valid`: tail="exact"
     encoded     the fields of items that are image files, by name or place
+    image       the field of items that a built-in transform makes, by name or place
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Assembler:
         fields: Sequence[str] | None,
         exact: bool,
         encoded: Collection[int | str] = (),
+        image: int | str | None = None,
     ) -> None:
         ragged = ragged_fields(collate_fn)
         self.is_own = ragged is not None  # whether collate_fn is `collate`
@@ -51,14 +55,21 @@ class Assembler:
         self.exact = exact
         self._encoded = encoded
         self._collate_fn = collate_fn
+        self._image = image if self.is_own else None
+        self._shape: tuple[int, ...] | None = None  # of the image of the batch before
 
     def assemble(self, pending: PendingBatch, work: Progress) -> Any:
         """Make a batch: at once where that is possible, else of its items, one by one."""
         batch = self.at_once(pending, empty)
         if batch is None:
-            items = list(self.items(pending, work))
+            # A tenth less CPU time for 224 x 224: no array of its own for each image, and no copy.
+            images = None if self._shape is None else _Images(pending, self._shape)
+            items = list(self.items(pending if images is None else images.pending, work))
             work.number = -1
-            batch = self.collate(pending, items)
+            if self._image is not None and items:
+                image = items[0][self._image]
+                self._shape = image.shape if type(image) is np.ndarray else None
+            batch = self.collate(pending, items, images)
         return batch
 
     def at_once(self, pending: PendingBatch, empty: Empty) -> Any:
@@ -100,6 +111,42 @@ class Assembler:
                 records = pending.records()
                 name_record(error, f"a batch of {len(records)}: {records[0]}, to {records[-1]}")
             raise
+
+
+class _Images:
+    """Have the images of a batch made in its memory: a collate.Memory.
+
+    pending: the batch, whose `make` gives each row's image its place.
+    """
+
+    def __init__(self, pending: PendingBatch, shape: tuple[int, ...]) -> None:
+        self._tensor = fresh((pending.size, *shape), torch.uint8)
+        self._rows = list(self._tensor.numpy())
+        self.pending = pending._replace(make=_making(pending.make, iter(self._rows)))
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Take memory for another column."""
+        return fresh(shape, dtype)
+
+    def column(self, values: Sequence[Any]) -> torch.Tensor | None:
+        """Return the images, if these are all of them."""
+        whole = len(values) == len(self._rows) and all(map(is_, values, self._rows))
+        return self._tensor if whole else None
+
+
+def _making(
+    make: Callable[[Any, Progress], Any], rows: Iterator[Any]
+) -> Callable[[Any, Progress], Any]:
+    """Return a `make` that lets the image of each item be written to the next of these rows."""
+
+    def make_in_place(row: Any, work: Progress) -> Any:
+        work.out = next(rows)
+        try:
+            return make(row, work)
+        finally:
+            work.out = None  # or it would keep the batch
+
+    return make_in_place
 
 
 def _items(pending: PendingBatch, work: Progress) -> Iterator[Any]:

@@ -130,6 +130,7 @@ class Iteration(BatchIterator):
                 fields=stream.item_fields,
                 exact=stream.tail == "exact",
                 encoded=stream.encoded_fields,
+                image=stream.image_place,
             )
             one_by_one = stream.batch_size is None
             self._items = assembled(assembler, reads, self._work, one_by_one=one_by_one)

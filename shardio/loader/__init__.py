@@ -15,6 +15,10 @@ Its files:
     stats              the figures of a batch and of a loader; tuning/meter sums them up
     device             prefetch: batches to a device ahead of use
     transfer           the copies, by a CUDA stream or plain
+    job_thread         a thread for what would block the training loop
+    device_crops       decode="cuda": encoded crops to pixels on the device
+    device_decode      the decoders of JPEGs
+    device_resize      Pillow's resize, by operations of torch
     pinned             page-locked memory
     normalize          images cast and normalised where they lie
 """

@@ -5,8 +5,8 @@
 
 How it works. `DevicePrefetcher` takes batches from an iterator, starts the transfer of each
 (`transfer`), and hands out the oldest: while step n computes, batch n + 1 is copied. There is no
-thread; the device's copy engine runs meanwhile. Only bytes cross to the device; floats are made
-there (`normalize`).
+thread, but one for batches of decode="cuda"; the device's copy engine runs meanwhile. Only bytes
+cross to the device; floats are made there (`normalize`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from ..dataset.protocol import BatchIterator
 from ..errors import OptionError, StateError, printable
 from ..units import check_int
 from .base import batch_iterator
+from .device_crops import Cropper
+from .device_decode import check_name, find_decoder
 from .normalize import Images
 from .pinned import Pin, page_lock, page_unlock
-from .stats import BatchStats
+from .stats import BatchStats, DecodeCounts
 from .transfer import DeviceBatch, StreamTransfer, Transfer
 
 _cuda: Any = torch.cuda  # it has no types
@@ -48,6 +50,7 @@ class DeviceOptions:
     channels_last: bool | None = None
     ahead: int = 1
     pin: Pin = "auto"
+    decoder: str = "auto"
 
     def target(self) -> Target | None:
         """Return the target that these say; None: there is no device. Raises OptionError."""
@@ -56,6 +59,7 @@ class DeviceOptions:
         images = ("mean", "std", "dtype", "channels_last")
         given = [name for name in images if getattr(self, name) is not None]
         given += ["ahead"] * (self.ahead != 1) + ["pin"] * (self.pin not in ("auto", False))
+        given += ["decoder"] * (self.decoder != "auto")
         if given:
             raise OptionError(
                 f'{", ".join(given)} without a device: say where, device="cuda"; device="cpu" does '
@@ -74,6 +78,7 @@ def prefetch(
     dtype: torch.dtype | None = None,
     channels_last: bool | None = None,
     pin: Pin = "auto",
+    decoder: str = "auto",
 ) -> Prefetch:
     """Send a loader's batches to a device, ahead of use; cast and normalise images there.
 
@@ -88,20 +93,21 @@ def prefetch(
     channels_last: the strides of the images, True or False; None does not change them.
     pin: "auto" copies through page-locked memory if it can be had; with True it is an error if it
         cannot; False copies without it, and waits for each copy. Only for CUDA.
+    decoder: of decode="cuda": "nvimgcodec", "torchcodec" or "torchvision"; "auto" takes the first
+        of them that works here; "pil" decodes on the CPU, and crops on the device.
 
     Raises OptionError, also while iterating: if mean, std or dtype is given, and a batch has no
-    image.
+    image. With decode="cuda" also DecodeError and DependencyError.
     """
-    return Prefetch(
-        loader, Target(DeviceOptions(device, mean, std, dtype, channels_last, ahead, pin))
-    )
+    options = DeviceOptions(device, mean, std, dtype, channels_last, ahead, pin, decoder)
+    return Prefetch(loader, Target(options))
 
 
 class Prefetch:
     """Iterate a loader, with its batches on a device. Made by `prefetch`.
 
-    Each `iter` is a pass of its own. All else (`set_epoch`, `dataset`, `batch_size`, ...) is the
-    loader's.
+    Each `iter` is a pass of its own. `decoded` counts by whom the images of decode="cuda" were
+    decoded. All else (`set_epoch`, `dataset`, `batch_size`, ...) is the loader's.
     """
 
     def __init__(self, loader: Iterable[Any], target: Target) -> None:
@@ -117,6 +123,11 @@ class Prefetch:
         ahead = DevicePrefetcher(self.loader, self.target)
         self._passing = weakref.ref(ahead)
         return ahead
+
+    @property
+    def decoded(self) -> DecodeCounts:
+        """Return the counts of decode="cuda", of all passes so far."""
+        return self.target.decoded
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
@@ -158,6 +169,8 @@ class Target:
         if self.pin not in ("auto", True, False):
             raise OptionError(f'pin is {printable(repr(self.pin))}: expected "auto", True or False')
         self.images = Images(options.mean, options.std, options.dtype, options.channels_last)
+        self.decoder = check_name(options.decoder, self.device)
+        self.decoded = DecodeCounts()
         self._transfer: Transfer | None = None
 
     @property
@@ -195,10 +208,12 @@ class Target:
         if device.type == "cuda" and device.index is None:  # only now is the process's device set
             device = torch.device("cuda", _cuda.current_device())
         if self._transfer is None or self._transfer.device != device:
+            of_crops = device if device.type == "cuda" else torch.device("cpu")
+            cropper = Cropper(of_crops, partial(find_decoder, self.decoder), self.decoded)
             if device.type == "cuda":
-                self._transfer = StreamTransfer(device, self.images, self.pin)
+                self._transfer = StreamTransfer(device, self.images, cropper, self.pin)
             else:
-                self._transfer = Transfer(device, self.images)
+                self._transfer = Transfer(device, self.images, cropper)
         return self._transfer
 
     def __getstate__(self) -> dict[str, Any]:
@@ -261,8 +276,16 @@ class DevicePrefetcher(BatchIterator):
             finally:
                 del error  # its traceback holds this frame
         sent, stats = self._sent.popleft()
+        try:
+            sent.wait_issued()
+            self.blocked_s = sent.take()
+        except Exception:  # such as a DecodeError of the thread
+            self.close()
+            raise
+        except BaseException:  # an interrupt: the batch stays
+            self._sent.appendleft((sent, stats))
+            raise
         self.idle_s = self._transfer.idle_s(mark)
-        self.blocked_s = sent.take()
         self.batch_stats = None if stats is None else stats._replace(device_s=sent.send_s)
         self.taken += 1
         batch, sent.batch = sent.batch, None
@@ -283,13 +306,18 @@ class DevicePrefetcher(BatchIterator):
         try:
             batch = next(self._iterator)
             stats = self._iterator.batch_stats
-            began = perf_counter()
-            sent = self._transfer.send(batch)
         except StopIteration:
             self._ended = True
             return
         except Exception as error:
             self._error = error
+            return
+        began = perf_counter()
+        try:
+            sent = self._transfer.send(batch)
+        except Exception as error:
+            self._error = error
+            self._ended = True  # the iterator may go on, but this batch is lost
             return
         self._sent.append((sent, stats))
         self._reading.append(sent)
@@ -303,8 +331,8 @@ class DevicePrefetcher(BatchIterator):
         self._ended = True
         self._error = None
         self._sent.clear()
-        while self._reading:
-            self._reading.popleft().wait()
+        while self._reading:  # the last first: what a thread has not begun is not to begin
+            self._reading.pop().wait()
 
     def __del__(self) -> None:
         with suppress(Exception):  # half made, or the interpreter is going and CUDA has gone

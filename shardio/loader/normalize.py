@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..dataset.encoded_crops import EncodedCrops
 from ..errors import OptionError, printable
 
 
@@ -181,27 +182,33 @@ def in_two_kernels(
 _images = functools.lru_cache(maxsize=32)(Images)  # of the options that normalize was given
 
 
-def walk(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def walk(
+    batch: Any,
+    function: Callable[[torch.Tensor], torch.Tensor],
+    of_crops: Callable[[EncodedCrops], Any] = lambda crops: crops,
+) -> Any:
     """Return the batch with function(tensor) for each tensor in its tuples, lists and dicts.
 
-    They may be nested to any depth. Everything else is passed on as it is, objects of other classes
-    that hold tensors among it.
+    They may be nested to any depth. Of encoded crops, of_crops(crops) takes the place. Everything
+    else is passed on as it is, objects of other classes that hold tensors among it.
     """
     if isinstance(batch, torch.Tensor):
         return function(batch)
+    if isinstance(batch, EncodedCrops):
+        return of_crops(batch)
     if isinstance(batch, tuple):
-        items = [walk(item, function) for item in batch]
+        items = [walk(item, function, of_crops) for item in batch]
         if hasattr(batch, "_fields"):
             return type(batch)(*items)
         return tuple(items) if type(batch) is tuple else type(batch)(items)
     if isinstance(batch, list):
-        return [walk(item, function) for item in batch]
+        return [walk(item, function, of_crops) for item in batch]
     if type(batch) is dict:
-        return {name: walk(item, function) for name, item in batch.items()}
+        return {name: walk(item, function, of_crops) for name, item in batch.items()}
     if isinstance(batch, MutableMapping):  # defaultdict, BatchEncoding: what else they hold stays
         twin = copy.copy(batch)
         for name, item in batch.items():
-            twin[name] = walk(item, function)
+            twin[name] = walk(item, function, of_crops)
         return twin
     return batch
 

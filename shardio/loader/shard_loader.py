@@ -74,7 +74,7 @@ class ShardLoader:
     copy          True: copy batches into memory of this process (the buffers are free at once);
                   False: give views of shared memory, without a copy
     device        copy batches there ahead of use, and cast and normalise images there:
-    ahead, mean, std, dtype, channels_last, pin    as for `shardio.prefetch`
+    ahead, mean, std, dtype, channels_last, pin, decoder    as for `shardio.prefetch`
     timeout       seconds to wait for a batch, before a WorkerError says what its process is doing;
                   0, the default: no limit, and a warning after a minute
     resident      "ram": decode everything once, into tensors, and gather each batch from them; the
@@ -107,6 +107,7 @@ class ShardLoader:
         dtype: torch.dtype | None = None,
         channels_last: bool | None = None,
         pin: Pin = "auto",
+        decoder: str = "auto",
         timeout: float = 0,
         resident: Literal["ram", "device"] | None = None,
         multiprocessing_context: str | BaseContext | None = None,
@@ -137,8 +138,13 @@ class ShardLoader:
                 "nobody could end it; give threads=1, or leave timeout out"
             )
         self.copy = copy
-        options = DeviceOptions(device, mean, std, dtype, channels_last, ahead, pin)
+        options = DeviceOptions(device, mean, std, dtype, channels_last, ahead, pin, decoder)
         self.target = options.target()
+        if dataset.device_crop is not None and self.target is None:
+            raise OptionError(
+                'decode="cuda" without a device: say where images are decoded, device="cuda"; '
+                'device="cpu" decodes them in this process, for tests'
+            )
         self.resident = resident
         self._resident: Resident | None = None
         if resident is not None:
@@ -236,6 +242,7 @@ class ShardLoader:
             locked_bytes=pinned.locked_bytes() + staging,
             staging_bytes=staging,
             resident_bytes=0 if self._resident is None else self._resident.bytes,
+            decoded=None if self.target is None else self.target.decoded,
         )
 
     def _fill(self, resident: Resident) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ..images.device_crop import Reason
 from ..storage.ranges import RequestMeter
 from ..units import show_count, show_size
 
@@ -42,6 +44,31 @@ def add_requests(stats: BatchStats, meter: RequestMeter) -> BatchStats:
     return stats._replace(**new._asdict()) if new.requests else stats
 
 
+@dataclass
+class DecodeCounts:
+    """Count by whom the images of decode="cuda" were decoded, in all passes."""
+
+    decoder: str = ""  # on the device; "pil": none. "": there was no batch yet
+    by_decoder: int = 0
+    by_trainer: int = 0  # by PIL in this process: the decoder had refused them
+    by_workers: dict[str, int] = field(default_factory=dict)  # why, as Reason has it
+
+    def add_finished(self, reasons: Iterable[Reason]) -> None:
+        """Count crops that workers have made."""
+        for reason in reasons:
+            name = reason.name.lower()
+            self.by_workers[name] = self.by_workers.get(name, 0) + 1
+
+    def __str__(self) -> str:
+        """Return it in words, one line."""
+        by = [f"{self.by_decoder:,} images by {self.decoder}"] * (self.by_decoder > 0)
+        by += [f"{self.by_trainer:,} by PIL in this process"] * (self.by_trainer > 0)
+        if self.by_workers:
+            why = ", ".join(f"{name} {count:,}" for name, count in sorted(self.by_workers.items()))
+            by.append(f"{sum(self.by_workers.values()):,} by the workers ({why})")
+        return "; ".join(by)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PoolFigures:
     """Hold what a pool runs, and what its buffers take."""
@@ -62,6 +89,7 @@ class LoaderExplanation(PoolFigures):
     locked_bytes: int  # page-locked memory of this process
     staging_bytes: int  # of it: for what does not come in buffers of the loader
     resident_bytes: int
+    decoded: DecodeCounts | None = None  # of decode="cuda"
 
     def __repr__(self) -> str:
         return self.text()  # as a notebook shows it
@@ -94,4 +122,6 @@ class LoaderExplanation(PoolFigures):
                 f"page-locked      {show_size(self.locked_bytes)}, of which "
                 f"{show_size(self.staging_bytes)} staging"
             )
+        if self.decoded is not None and (decoded := str(self.decoded)):
+            lines.append(f"decoded          {decoded}")
         return "\n".join(lines)

@@ -5,8 +5,12 @@ that lies in such memory is copied from where it lies; any other goes through a 
 page-locked once and used again. The host's batch is held until an event says that its bytes have
 been read; the event is asked, not waited for.
 
+Encoded crops (`decode="cuda"`) are decoded on the device. A decoder blocks its caller, so that such
+batches go through a thread, one after the other: it issues all work, to the same stream. What the
+consumer's stream has to say is asked in the consumer's own thread.
+
 On "cpu" and on devices other than CUDA the same formula makes the same numbers, without a stream:
-`.to(device)`, and the formula there.
+`.to(device)`, and the formula there; crops are decoded on the CPU.
 
 Source: "CUDA semantics" of PyTorch (streams, record_stream, non_blocking).
 """
@@ -21,6 +25,9 @@ from typing import Any
 
 import torch
 
+from ..dataset.encoded_crops import EncodedCrops
+from .device_crops import Cropper
+from .job_thread import Job, JobThread
 from .normalize import Images, walk
 from .pinned import Pin, StagingBuffers, copies_directly
 
@@ -47,6 +54,9 @@ class DeviceBatch:
     def wait(self) -> None:
         """Wait until the host's batch is no longer needed."""
 
+    def wait_issued(self) -> None:
+        """Wait until all work on the batch has been issued to the device."""
+
     def take(self) -> float:
         """Let the consumer have the batch; return the seconds that the device was waited for."""
         return 0.0
@@ -55,17 +65,18 @@ class DeviceBatch:
 class Transfer:
     """Copy batches to any device, by plain copies that are done when `send` returns."""
 
-    def __init__(self, device: torch.device, images: Images) -> None:
+    def __init__(self, device: torch.device, images: Images, cropper: Cropper) -> None:
         self.device = device
         self._images = images
+        self._cropper = cropper
 
     def send(self, batch: Any) -> DeviceBatch:
         """Begin to copy a batch of the host to the device."""
         # Batches outlive the mode they were asked for in: a tensor of inference mode cannot be
         # written to, or trained with, after it.
         with torch.inference_mode(False), torch.no_grad():
-            there = self._images.finish(walk(batch, lambda tensor: tensor.to(self.device)))
-        return DeviceBatch(there)
+            there = walk(batch, lambda tensor: tensor.to(self.device), self._cropped)
+            return DeviceBatch(self._images.finish(there))
 
     def mark(self) -> Any:
         """Mark where the consumer's work ends so far, for `idle_s`."""
@@ -76,38 +87,56 @@ class Transfer:
         is not known."""
         return None
 
+    def _cropped(self, crops: EncodedCrops) -> torch.Tensor:
+        return self._cropper.make(crops).to(self.device)
+
 
 class StreamTransfer(Transfer):
     """Copy batches to a CUDA device by a stream of its own, from page-locked memory."""
 
-    def __init__(self, device: torch.device, images: Images, pin: Pin) -> None:
-        super().__init__(device, images)
+    def __init__(self, device: torch.device, images: Images, cropper: Cropper, pin: Pin) -> None:
+        super().__init__(device, images, cropper)
         # The cast is short, and a step waits for it: it is not to queue behind that step's kernels.
         self._stream = _cuda.Stream(device, priority=-1)
+        self._clock = _cuda.Stream(device, priority=-2)  # has no work: an event is there at once
         self._pin = pin
         self.staging = StagingBuffers(pin)
+        self._thread = JobThread("shardio-decode")
         self._steps: deque[Event] = deque()  # where the consumer stood at each hand-out
 
     def send(self, batch: Any) -> DeviceBatch:
         """Begin to copy a batch of the host, cast and normalise it, by the side stream."""
+        # What is on the device already may still be in the making, on the consumer's stream.
+        ready = None
+        if any(tensor.device == self.device for tensor in _tensors(batch)):
+            ready = _event()
+            ready.record(_cuda.current_stream(self.device))
+        if _has_crops(batch):
+            return LaterBatch(self._thread.submit(self._issue, batch, ready))
+        return self._issue(batch, ready)
+
+    def _issue(self, batch: Any, ready: Event | None) -> _StreamBatch:
+        """Issue the work on a batch to the side stream. Encoded crops block for their decoder."""
         tensors = _tensors(batch)
         read, done = _event(), _event()
-        consumer = _cuda.current_stream(self.device)
         with (
             torch.inference_mode(False),
             torch.no_grad(),
             _cuda.device(self.device),
             _cuda.stream(self._stream),
         ):
-            # What is on the device already may still be in the making, on the consumer's stream.
-            there_already = [tensor for tensor in tensors if tensor.device == self.device]
-            if there_already:
-                self._stream.wait_stream(consumer)
-            for tensor in there_already:
-                tensor.record_stream(self._stream)
+            if ready is not None:
+                self._stream.wait_event(ready)
+            for tensor in tensors:
+                if tensor.device == self.device:
+                    tensor.record_stream(self._stream)
             staged, buffer = self.staging.stage(tensors)
             try:
-                there = walk(batch, lambda tensor: self._copy(staged.get(id(tensor), tensor)))
+                there = walk(
+                    batch,
+                    lambda tensor: self._copy(staged.get(id(tensor), tensor)),
+                    self._cropper.make,
+                )
                 read.record(self._stream)
                 there = self._images.finish(there)
                 done.record(self._stream)
@@ -125,6 +154,7 @@ class StreamTransfer(Transfer):
 
     def wait(self) -> None:
         """Wait until no copy reads memory of the host."""
+        self._thread.wait()
         with suppress(RuntimeError):  # what the user's kernels did to the device: torch says it
             self._stream.synchronize()
 
@@ -152,8 +182,8 @@ class StreamTransfer(Transfer):
         """Return the seconds since the device ended the work before a mark; 0: it has not."""
         if not mark.query():
             return 0.0
-        now = _cuda.Event(enable_timing=True)  # on a stream without work: there in microseconds
-        now.record(_cuda.current_stream(self.device))
+        now = _cuda.Event(enable_timing=True)
+        now.record(self._clock)
         now.synchronize()
         seconds: float = mark.elapsed_time(now) / 1e3
         return seconds
@@ -197,6 +227,47 @@ class _StreamBatch(DeviceBatch):
         return self.transfer.step(consumer)
 
 
+class LaterBatch(DeviceBatch):
+    """Hold a batch whose work a thread issues."""
+
+    def __init__(self, job: Job[DeviceBatch]) -> None:
+        super().__init__(None)
+        self._job: Job[DeviceBatch] | None = job
+        self._issued: DeviceBatch | None = None
+
+    def read(self) -> bool:
+        """Return True if the host's batch is no longer needed. Does not wait."""
+        if self._issued is None and self._job is not None:
+            if not self._job.done():
+                return False
+            self._issued = self._job.end()  # None if it failed: `take` says so
+        return self._issued is None or self._issued.read()
+
+    def wait(self) -> None:
+        """Wait until the host's batch is no longer needed. One that is not begun is dropped."""
+        if self._issued is None and self._job is not None:
+            self._issued = self._job.end()
+        if self._issued is not None:
+            self._issued.wait()
+
+    def wait_issued(self) -> None:
+        """Wait until the thread has issued the work. Raises what that raised."""
+        if self._issued is None and self._job is not None:
+            try:
+                self._issued = self._job.result()
+            except Exception:
+                self._job = None  # what was raised holds this frame
+                raise
+
+    def take(self) -> float:
+        """Let the consumer's stream have the batch; return the seconds that were waited."""
+        self.wait_issued()
+        assert self._issued is not None
+        waited = self._issued.take()
+        self.batch, self._issued.batch = self._issued.batch, None
+        return waited
+
+
 def _event(enable_timing: bool = False) -> Event:
     # blocking: who waits for it sleeps, instead of keeping a core busy that loads data.
     return _cuda.Event(enable_timing=enable_timing, blocking=True)
@@ -212,3 +283,10 @@ def _tensors(batch: Any) -> list[torch.Tensor]:
 
     walk(batch, note)
     return found
+
+
+def _has_crops(batch: Any) -> bool:
+    """Return True if a batch has encoded crops."""
+    found: list[EncodedCrops] = []
+    walk(batch, lambda tensor: tensor, found.append)
+    return bool(found)

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import warnings
 import weakref
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
@@ -179,7 +180,11 @@ def _start(process: Any, method: str) -> None:
     # interrupted all the same, in another thread: it closes the socket then, and so ends the other.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        process.start()
+        with warnings.catch_warnings():
+            # Python 3.12 warns of any other thread, such as CUDA's; the child touches nothing that
+            # one may hold.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         if method == "fork":
             raise

@@ -392,6 +392,50 @@ def test_batches_are_tensors(packed: Packed) -> None:
                 assert np.array_equal(image.permute(1, 2, 0), expected)
 
 
+@pytest.mark.parametrize("tail", ["pad", "exact"])
+def test_crops_are_made_in_the_memory_of_their_batch(
+    packed: Packed, monkeypatch: pytest.MonkeyPatch, tail: Any
+) -> None:
+    """From the second batch on, when the size of images is known."""
+    given: list[Any] = []
+    made = CenterCrop.__call__
+
+    def crop(self: CenterCrop, image: Any, draw: int = 0, out: Any = None) -> Any:
+        given.append(out)
+        return made(self, image, draw, out)
+
+    monkeypatch.setattr(CenterCrop, "__call__", crop)
+    dataset = ShardDataset(
+        packed([12], image=jpeg),
+        batch_size=4,
+        fields=("label", "image"),
+        transform=CenterCrop(8),
+        tail=tail,
+    )
+    first, *later = [batch[1] for batch in dataset]
+    assert given[:4] == [None] * 4 and len(first) == 4 and len(later) == 2
+    for number, images in enumerate(later, 1):
+        for row, out in enumerate(given[4 * number : 4 * number + 4]):
+            assert np.shares_memory(out, images[row].numpy())
+
+
+def test_a_batch_with_an_image_that_cannot_be_made_in_place_is_collated_all_the_same(
+    packed: Packed,
+) -> None:
+    def sample(i: int) -> dict[str, Any]:
+        image = None if i >= 4 else jpeg(i)
+        return {"__key__": b"%d" % i, "image": image, "label": i}
+
+    folder = packed(
+        [6], fields=(("__key__", "key"), ("image", "image"), ("label", "int")), sample=sample
+    )
+    options: dict[str, Any] = {"fields": ("image", "label"), "transform": CenterCrop(8)}
+    dataset = ShardDataset(folder, batch_size=2, shuffle=False, **options)
+    batches = iter(dataset)
+    assert [len(next(batches)[0]) for _ in range(2)] == [2, 2]
+    assert next(batches)[0] == [None, None]
+
+
 def test_a_collate_fn_of_ones_own(packed: Packed) -> None:
     dataset = ShardDataset(packed([10]), batch_size=5, fields=("label",), collate_fn=len)
     assert list(dataset) == [5, 5]

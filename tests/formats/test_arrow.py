@@ -311,7 +311,6 @@ def test_batches_that_were_swapped_are_found(tmp_path: Path) -> None:
         shard_of(tmp_path).read(0)
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("name", ["one/data-00000-of-00003", "lz4", "zstd"])
 def test_damage_before_indexing_ends_in_values_or_an_error(tmp_path: Path, name: str) -> None:
     """Whatever is flipped, pyarrow neither crashes nor takes more memory than there is."""

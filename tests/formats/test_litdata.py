@@ -336,7 +336,6 @@ def test_without_zstandard_the_error_says_what_to_install(
         index(golden(name, tmp_path))
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("name", DICTS)
 @pytest.mark.parametrize("indexed", [False, True])
 def test_damage_ends_in_values_or_an_error(tmp_path: Path, name: str, indexed: bool) -> None:

@@ -495,7 +495,6 @@ def in_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_after_reading_reads_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "other").mkdir()
     for folder in (tmp_path, tmp_path / "other"):
@@ -598,7 +597,6 @@ def test_a_flip_in_one_column_leaves_the_others_readable(tmp_path: Path) -> None
         shard_of(tmp_path).read(1)
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_damage_before_indexing_ends_in_values_or_an_error(tmp_path: Path, name: str) -> None:
     intact = (GOLDEN / name).read_bytes()

@@ -22,13 +22,14 @@ import numpy as np
 import pytest
 import torch
 from support import small_datasets
-from support.gpu import gpu
+from support.gpu import DEVICES, gpu
 from torch.utils.data import DataLoader, TensorDataset
 
 from shardio.dataset.protocol import BatchIterator
 from shardio.errors import OptionError, StateError, StorageError
 from shardio.loader import pinned
 from shardio.loader.device import DeviceOptions, DevicePrefetcher, Target, prefetch
+from shardio.loader.device_crops import Cropper
 from shardio.loader.pinned import is_page_locked, locked_bytes, page_lock, page_unlock
 from shardio.loader.transfer import DeviceBatch, Transfer
 
@@ -141,13 +142,14 @@ def test_the_user_s_batch_is_not_written_to() -> None:
     assert torch.equal(pixels, before)
 
 
-def test_batches_of_inference_mode_can_be_trained_with_after_it() -> None:
-    ahead = iter(prefetch(batches(3), "cpu", mean=MEAN))
+@pytest.mark.parametrize("device", DEVICES)
+def test_batches_of_inference_mode_can_be_trained_with_after_it(device: str) -> None:
+    ahead = iter(prefetch(batches(3), device, mean=MEAN))
     with torch.inference_mode():
         first, _ = next(ahead)
         second, _ = next(ahead)
     third, _ = next(ahead)
-    weight = torch.ones(1, requires_grad=True)
+    weight = torch.ones(1, device=device, requires_grad=True)
     for images in (first, second, third):
         (images * weight).sum().backward()
     assert weight.grad is not None
@@ -318,7 +320,8 @@ class Slow(Transfer):
     """A transfer whose copies take as long as the test wants."""
 
     def __init__(self, target: Target) -> None:
-        super().__init__(torch.device("cpu"), target.images)
+        cpu = torch.device("cpu")
+        super().__init__(cpu, target.images, Cropper(cpu, lambda device: None, target.decoded))
         self.done, self.waits = False, 0
 
     def send(self, batch: Any) -> DeviceBatch:

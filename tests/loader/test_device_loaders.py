@@ -190,18 +190,16 @@ def test_a_pass_goes_on_from_a_state(folder: Path, device: str) -> None:
 def test_locked_memory_is_bounded_and_given_back(folder: Path, device: str) -> None:
     before = locked_bytes()
     with shard_loader(folder, device) as loader:
-        most = []
         for epoch in range(4):
             loader.set_epoch(epoch)
             assert len(list(loader)) == STEPS
             found = loader.explain()
-            most.append(found.locked_bytes)
+            assert found.buffers <= found.ring + 3
             if device == "cpu":
                 assert found.locked_bytes == found.staging_bytes == 0
             else:
                 ours = found.locked_bytes - found.staging_bytes - before
                 assert 0 < ours <= found.batch_bytes
-        assert most[-1] == most[1]
     assert locked_bytes() == before and loader.explain().staging_bytes == 0
 
 

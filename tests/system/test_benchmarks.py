@@ -84,6 +84,8 @@ NAMES = (
         "meter",
         "view",
         "gpu",
+        "gpu_decode",
+        "cores",
         "tutorial",
         "coming_from",
     ),
@@ -140,8 +142,11 @@ def test_without_a_name_all_are_listed_with_a_line_each() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_its_benchmark_says_what_is_missing(tmp_path: Path, run: Run) -> None:
-    done = run("gpu", "--quick", "--out", str(tmp_path / "x.json"))
+@pytest.mark.parametrize("name", ["gpu", "gpu_decode"])
+def test_without_a_gpu_its_benchmark_says_what_is_missing(
+    tmp_path: Path, run: Run, name: str
+) -> None:
+    done = run(name, "--quick", "--out", str(tmp_path / "x.json"))
     assert done.returncode == 1 and list(tmp_path.iterdir()) == []
     assert "needs an NVIDIA GPU" in done.stderr and torch.__version__ in done.stderr
     assert "Traceback" not in done.stderr

@@ -399,9 +399,10 @@ PAGES = {
                 ("Crop(224, flip", "Crop(32, flip"),
                 ("ShardLoader(train, device", "ShardLoader(train, num_workers=1, device"),
                 (", pin_memory=True", ""),
-                ('"cuda"', '"cpu"'),
+                ('device="cuda"', 'device="cpu"'),
+                ('(loader, "cuda"', '(loader, "cpu"'),
+                ('to("cuda"', 'to("cpu"'),
             ),
-            unrun={"decode_jpeg": "needs a GPU", "nvidia.dali": "needs a GPU and DALI"},
             check=the_last_images_are_float32,
         ),
     )

@@ -1,0 +1,262 @@
+"""Scale over cores: ShardLoader and DataLoader with 1, 2, 4, 8, 16 workers beside a bare loop.
+
+The bare loop is all that a loader cannot do without: as many processes, each of which decodes,
+crops and flips images that lie in its memory, by the same code, into the rows of one array. It
+reads, checks, orders, collates and hands over nothing, and nobody takes what it makes. Each loader
+has one process more, the trainer, which takes every batch and does nothing with it.
+
+A round of a loader begins behind the batches that its queue holds, and ends with a batch of the
+process whose batch it began with: so each of them has made as many. A round of the bare loop
+counts what each process has made by its own clock. Rounds take turns; "of the bare loop" compares
+those of one turn.
+
+Where the time goes: seconds of the stages, summed over the workers, as ShardLoader's own statistics
+have them (reading includes checks; DataLoader has no such figures); CPU time of the trainer and of
+the workers; and the share of the workers' time in which they did none of it, but waited: for a
+buffer, for the trainer, or for a core.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+from . import data
+from .harness import EntryProcess, Result, interleave, show
+
+COUNTS = (1, 2, 4, 8, 16)
+AHEAD = 2
+BARE, LOADER, SHARDS = "bare loop", "ShardLoader", "DataLoader, shards"
+SETS = {  # title: size of the crop, images a batch, about an image's CPU seconds
+    "photographs, JPEG": (224, 64, 0.9e-3),
+    "photographs, tile JPEG": (224, 64, 0.7e-3),
+    "CIFAR": (32, 512, 15e-6),
+}
+ROUND_S, BETWEEN_S = 1.5, 0.7  # what a round measures; what comes before and after it
+LONGEST_S = 400  # all rounds together
+STAGES = ("read", "decode", "transform", "collate")
+COLUMNS = {
+    "images_per_s": "images/s",
+    "of_bare": "of the bare loop",
+    **{f"{stage}_us": f"{stage}, us an image" for stage in STAGES},
+    "workers_us": "CPU of workers, us an image",
+    "trainer_us": "CPU of the trainer, us an image",
+    "idle": "share in which workers wait",
+}
+
+Round = Callable[..., dict[str, Any]]
+
+
+def run(source: data.Data, result: Result) -> None:
+    from shardio.machine import processors
+
+    counts = [count for count in COUNTS if count <= processors()]
+    entries = len(SETS) * len(counts) * 3
+    rounds = max(3, min(9, int(LONGEST_S / (ROUND_S + BETWEEN_S) / entries)))
+    for title, (size, batch, image_s) in SETS.items():
+        # So that a round does not reach the end of its epoch.
+        records = int((ROUND_S + BETWEEN_S) * counts[-1] / image_s)
+        if source.quick:
+            records = 8 * AHEAD * counts[-1] * batch
+        few, shards = _pack(source, title, records)
+        result.data(**{title: {"records": records}})
+        _compare(result, title, counts, 2 if source.quick else rounds, {
+            BARE: ("cores:bare", {"path": str(few), "size": size}),
+            LOADER: ("cores:shard_loader", {"path": str(shards), "size": size, "batch": batch}),
+            SHARDS: ("cores:data_loader", {"path": str(shards), "size": size, "batch": batch}),
+        })  # fmt: skip
+        data.remove(few, shards)
+
+
+def _pack(source: data.Data, title: str, records: int) -> tuple[Any, Any]:
+    """Pack the images, each once, and again and again until there are so many."""
+    photographs = title.startswith("photographs")
+    folder = source.originals() if photographs else source.cifar()
+    tiles = ("--jpeg-tiles",) if "tile" in title else ()
+    few = data.pack(folder, source.scratch / "few", *tiles)
+    return few, data.repeat(few, source.scratch / "shards", records)
+
+
+def _compare(
+    result: Result, title: str, counts: list[int], rounds: int, entries: dict[str, Any]
+) -> None:
+    """Measure these entries with each number of processes, taking turns."""
+    processes: dict[str, EntryProcess] = {}
+    try:
+        for (name, (function, options)), count in product(entries.items(), counts):
+            processes[_called(name, count)] = EntryProcess(function, workers=count, **options)
+        for name, one in processes.items():
+            show(f"  warm-up {name}: {one.round()['images_per_s']:,.0f} images/s")
+        measured = interleave({name: one.round for name, one in processes.items()}, rounds)
+    finally:
+        for one in processes.values():
+            one.close()
+    for name, count in product((LOADER, SHARDS), counts):
+        pairs = zip(measured[_called(name, count)], measured[_called(BARE, count)], strict=True)
+        for one, bare in pairs:
+            one["of_bare"] = one["images_per_s"] / bare["images_per_s"]
+    result.raw(title, measured)
+    result.table(f"{title}, workers", measured, COLUMNS)
+    for name, count in product((LOADER, SHARDS), counts):
+        found = sorted(one["of_bare"] for one in measured[_called(name, count)])
+        what = f"{title}, {_called(name, count)}, images/s, of the bare loop's"
+        result.target(what, found[len(found) // 2], -0.9)
+
+
+def _called(name: str, count: int) -> str:
+    return f"{name}, {count}"
+
+
+def _transform(size: int) -> Any:
+    from shardio import RandomResizedCrop
+
+    return RandomResizedCrop(size, flip=True)
+
+
+# --- the bare loop --------------------------------------------------------------------------------
+
+
+def bare(path: str, size: int, workers: int) -> Round:
+    import shardio
+
+    files = [sample["image"] for sample in shardio.open(path, decode=None)]
+    context = multiprocessing.get_context("fork")  # the files are shared, and not sent
+
+    def one_round() -> dict[str, Any]:
+        ready, results = context.Barrier(workers), context.SimpleQueue()
+        processes = []
+        for number in range(workers):
+            first = number * len(files) // workers
+            given = (ready, results, files[first:] + files[:first], size)
+            processes.append(context.Process(target=_decode, args=given))
+            processes[-1].start()
+        found = [results.get() for _ in processes]
+        for one in processes:
+            one.join()
+        images = sum(count for count, _, _ in found)
+        return {
+            "images_per_s": sum(count / seconds for count, seconds, _ in found),
+            "decode_us": sum(seconds for _, seconds, _ in found) / images * 1e6,
+            "workers_us": sum(used for _, _, used in found) / images * 1e6,
+        }
+
+    return one_round
+
+
+def _decode(ready: Any, results: Any, files: list[bytes], size: int) -> None:
+    """Decode for ROUND_S, once all are ready: images, seconds, CPU seconds."""
+    import numpy as np
+
+    transform = _transform(size)
+    row = np.empty((64, size, size, 3), np.uint8)
+    draws = np.random.default_rng(os.getpid()).integers(2**64, size=4096, dtype=np.uint64).tolist()
+    files = [bytes(memoryview(file)) for file in files]  # or it would fault at each of them
+    for i in range(64):
+        transform(files[i % len(files)], draws[i], row[i])
+    ready.wait()
+    count = 0
+    began, used = time.perf_counter(), time.process_time()
+    while time.perf_counter() - began < ROUND_S:
+        transform(files[count % len(files)], draws[count % 4096], row[count % 64])
+        count += 1
+    results.put((count, time.perf_counter() - began, time.process_time() - used))
+
+
+# --- loaders --------------------------------------------------------------------------------------
+
+
+def _dataset(path: str, size: int, batch: int) -> Any:
+    from shardio import ShardDataset
+
+    fields = ("image", "label")
+    return ShardDataset(path, batch_size=batch, fields=fields, transform=_transform(size))
+
+
+def shard_loader(path: str, size: int, batch: int, workers: int) -> Round:
+    from shardio import ShardLoader
+
+    loader = ShardLoader(
+        _dataset(path, size, batch), num_workers=workers, threads=1, prefetch_factor=AHEAD
+    )
+    return _rounds(loader, loader.dataset, batch, workers)
+
+
+def data_loader(path: str, size: int, batch: int, workers: int) -> Round:
+    from torch.utils.data import DataLoader
+
+    dataset = _dataset(path, size, batch)
+    loader = DataLoader(
+        *(dataset,), batch_size=None, num_workers=workers, prefetch_factor=AHEAD,
+        persistent_workers=True,
+    )  # fmt: skip
+    return _rounds(loader, dataset, batch, workers)
+
+
+def _rounds(loader: Any, dataset: Any, batch: int, workers: int) -> Round:
+    """Measure a part of an epoch, from a batch to a later one of the same worker."""
+    import torch
+
+    from shardio.machine import cpu_seconds, family
+
+    torch.set_num_threads(1)
+    epoch = 0
+
+    def one_round() -> dict[str, Any]:
+        nonlocal epoch
+        dataset.set_epoch(epoch)
+        epoch += 1
+        iterator = iter(loader)
+        for _ in range(_before(len(loader), workers)):
+            next(iterator)
+        pids = family(os.getpid())[1:]
+        trainer, used = time.process_time(), cpu_seconds(pids) or 0.0
+        began = time.perf_counter()
+        images, stages = 0, dict.fromkeys(STAGES, 0.0)
+        for _ in _turns(len(loader) - _before(len(loader), workers), workers, began):
+            found, labels = next(iterator)
+            assert len(found) == len(labels) and found.dtype == torch.uint8
+            images += len(found)
+            if (stats := getattr(iterator, "batch_stats", None)) is not None:
+                for stage in stages:
+                    stages[stage] += getattr(stats, f"{stage}_s")
+        seconds = time.perf_counter() - began
+        worked = (cpu_seconds(pids) or 0.0) - used
+        trained = time.process_time() - trainer
+        del iterator, found
+        _rest(pids)
+        measured = {
+            "images_per_s": images / seconds,
+            "workers_us": worked / images * 1e6,
+            "trainer_us": trained / images * 1e6,
+            "idle": max(0.0, 1 - (sum(stages.values()) or worked) / (workers * seconds)),
+        }
+        told = sum(stages.values()) > 0
+        return measured | ({f"{k}_us": v / images * 1e6 for k, v in stages.items()} if told else {})
+
+    return one_round
+
+
+def _before(batches: int, workers: int) -> int:
+    """Return the batches that come before those that count: twice what a queue holds."""
+    return min(2 * AHEAD * workers, batches // 2)
+
+
+def _turns(batches: int, workers: int, began: float) -> Iterator[int]:
+    """Count batches for ROUND_S, and on until each worker has given as many as the others."""
+    for i in range(batches // workers * workers or batches):
+        if i and i % workers == 0 and time.perf_counter() - began > ROUND_S:
+            return
+        yield i
+
+
+def _rest(pids: list[int]) -> None:
+    """Wait until these processes have filled their queues: the next entry's round begins then."""
+    from shardio.machine import cpu_seconds
+
+    used = -1.0
+    while used != (used := cpu_seconds(pids) or 0.0):
+        time.sleep(0.1)

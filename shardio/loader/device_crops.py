@@ -1,0 +1,128 @@
+"""Encoded crops to pixels on a device: decoded, cropped, resized, turned and mirrored there.
+
+How it works. The JPEGs of a batch go to a decoder (`device_decode`), some hundred at a time, and
+what it gives is resized into the rows of the batch (`device_resize`). What it refuses, PIL decodes
+here. Crops that a worker has finished are copied. All are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..dataset.encoded_crops import EncodedCrops
+from ..errors import DecodeError
+from ..images.device_crop import Place, Reason
+from .device_decode import PIL, Decoder, decode_by_pil
+from .device_resize import resample
+from .stats import DecodeCounts
+
+_cuda: Any = torch.cuda  # it has no types
+
+# Bytes of pictures that are decoded at a time: 1,900 photographs of 500 x 375, 29 of 12 megapixels,
+# of which a batch of 256 would take 9 GB.
+MOST_BYTES = 1 << 30
+
+
+class Cropper:
+    """Make pixels of encoded crops, on one device. One thread at a time may use it."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        find: Callable[[torch.device], Decoder | None],
+        counts: DecodeCounts,
+    ) -> None:
+        """Take a device, how its decoder is found (None: PIL decodes), and what counts.
+
+        It is found when there is something to decode: it takes memory of the device.
+        """
+        self.device = device
+        self.counts = counts
+        self._find: Callable[[torch.device], Decoder | None] | None = find
+        self._decoder: Decoder | None = None
+
+    def make(self, crops: EncodedCrops, *, most_bytes: int = MOST_BYTES) -> torch.Tensor:
+        """Return the crops as (B, 3, H, W) uint8 with channels_last strides.
+
+        most_bytes: of decoded pictures that are held at a time, unless one is larger.
+
+        On a GPU the work goes to the current stream, and the host waits for its decoder. The bytes
+        of the crops are needed until the stream gets here. Raises DecodeError, which names the
+        record, and DependencyError.
+        """
+        height, width = crops.shape
+        out = torch.empty((len(crops), height, width, 3), dtype=torch.uint8, device=self.device)
+        files = list(crops.files)
+        reasons = [Reason(int(reason)) for reason in crops.column(Place.REASON)]
+        finished = [row for row, reason in enumerate(reasons) if reason]
+        if finished:
+            pixels = torch.stack([files[row] for row in finished]).view(-1, height, width, 3)
+            out[torch.tensor(finished, device=self.device)] = pixels.to(self.device)
+        self.counts.add_finished([reasons[row] for row in finished])
+        for rows in _groups(crops, reasons, most_bytes):
+            pictures: list[torch.Tensor | None] = [None] * len(crops)
+            for row, picture in zip(rows, self._decoded(crops, files, rows), strict=True):
+                pictures[row] = picture
+            resample(pictures, crops.places, crops.interpolation, out)
+        return out.permute(0, 3, 1, 2)
+
+    def _decoded(
+        self, crops: EncodedCrops, files: Sequence[torch.Tensor], rows: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Return the pictures of these rows, (3, height, width) uint8 on the device."""
+        if self._find is not None:
+            self._decoder, self._find = self._find(self.device), None
+            self.counts.decoder = PIL if self._decoder is None else self._decoder.name
+        decoded: list[torch.Tensor | None] = [None] * len(rows)
+        if self._decoder is not None:
+            if self.device.type == "cuda":
+                settled = _cuda.Event(blocking=True)  # who waits for it sleeps
+                settled.record()
+                settled.synchronize()
+            decoded = self._decoder.decode([files[row] for row in rows])
+        places = crops.places.numpy()
+        pictures = []
+        for row, picture in zip(rows, decoded, strict=True):
+            place = places[row]
+            size = 3, int(place[Place.HEIGHT]), int(place[Place.WIDTH])
+            if picture is None or tuple(picture.shape) != size:
+                picture = self._by_pil(files[row], size, int(place[Place.NUMBER]))
+            else:
+                self.counts.by_decoder += 1
+            pictures.append(picture)
+        return pictures
+
+    def _by_pil(self, file: torch.Tensor, size: tuple[int, int, int], number: int) -> torch.Tensor:
+        """Decode a file here. Raises DecodeError, which names the record."""
+        _, height, width = size
+        try:
+            picture = decode_by_pil(file, height * width)
+            if tuple(picture.shape) != size:
+                raise DecodeError(
+                    f"its header says {width} x {height} pixels, but PIL decodes "
+                    f"{picture.shape[2]} x {picture.shape[1]}"
+                )
+        except DecodeError as error:
+            raise DecodeError(f"record {number:,} of the dataset: {error}") from None
+        self.counts.by_trainer += 1
+        return picture.to(self.device)
+
+
+def _groups(crops: EncodedCrops, reasons: Sequence[Reason], most_bytes: int) -> Iterator[list[int]]:
+    """Yield the rows whose JPEGs are decoded together."""
+    sizes = (crops.places[:, Place.WIDTH] * crops.places[:, Place.HEIGHT] * 3).tolist()
+    group: list[int] = []
+    held = 0.0
+    for row, (size, reason) in enumerate(zip(sizes, reasons, strict=True)):
+        if reason:
+            continue
+        if group and held + size > most_bytes:
+            yield group
+            group, held = [], 0.0
+        group.append(row)
+        held += size
+    if group:
+        yield group

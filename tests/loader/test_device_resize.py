@@ -1,0 +1,174 @@
+"""The resize on the device: Pillow's, bit for bit, for pictures of any size at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import PIL
+import pytest
+import torch
+from PIL import Image
+from support import pillow_resize
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardio.images.decode import TURNS, UPRIGHT, pil_info
+from shardio.images.device_crop import Place
+from shardio.loader.device_resize import resample
+
+FILTERS = ("bilinear", "bicubic", "lanczos", "box", "hamming")
+SHAPE = (13, 22)
+
+
+class Picture:
+    """A picture of noise, sharp edges or both, and a crop of it."""
+
+    def __init__(self, seed: int, most: int = 90) -> None:
+        random = np.random.default_rng(seed)
+        width, height = (int(side) for side in random.integers(1, most, 2))
+        self.pixels = random.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        if seed % 3 == 0:
+            self.pixels = self.pixels // 128 * 255
+        left, top = random.uniform(0, 0.7 * width), random.uniform(0, 0.7 * height)
+        right, bottom = random.uniform(left + 0.1, width), random.uniform(top + 0.1, height)
+        if seed % 4 == 0:
+            left, top, right, bottom = 0, 0, width, height
+        if seed % 4 == 1:
+            left, top = int(left), int(top)
+            right, bottom = max(left + 1, int(right)), max(top + 1, int(bottom))
+        self.box = left, top, right, bottom
+        self.orientation = seed % 8 + 1
+        self.flip = seed % 5 < 2
+        self.place = [0.0] * len(Place)
+        self.place[:4] = self.box
+        self.place[Place.WHOLE_WIDTH] = self.place[Place.WIDTH] = width
+        self.place[Place.WHOLE_HEIGHT] = self.place[Place.HEIGHT] = height
+        self.place[Place.ORIENTATION], self.place[Place.FLIP] = self.orientation, self.flip
+
+    def tensor(self, strides: int = 0) -> torch.Tensor:
+        """(3, h, w): as PIL has it, planar as torch's decoders, or with gaps."""
+        planar = torch.from_numpy(self.pixels).permute(2, 0, 1)
+        if strides % 3 == 1:
+            return planar.contiguous()
+        if strides % 3 == 2:
+            return torch.nn.functional.pad(planar, (2, 3, 1, 1))[:, 1:-1, 2:-3]
+        return planar
+
+    def expected(self, shape: tuple[int, int], name: str) -> np.ndarray:
+        return pillow_resize.crop(self.pixels, self.box, shape, name, self.orientation, self.flip)
+
+
+def made(
+    pictures: list[Picture], name: str, shape: tuple[int, int] = SHAPE, **options: Any
+) -> np.ndarray:
+    out = torch.full((len(pictures), *shape, 3), 7, dtype=torch.uint8)
+    places = torch.tensor([one.place for one in pictures], dtype=torch.float64)
+    tensors = [one.tensor(number) for number, one in enumerate(pictures)]
+    resample(tensors, places, name, out, **options)
+    return out.numpy()
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_every_crop_is_pillow_s_bit_for_bit(name: str) -> None:
+    pictures = [Picture(seed) for seed in range(48)]
+    for one, got in zip(pictures, made(pictures, name), strict=True):
+        np.testing.assert_array_equal(got, one.expected(SHAPE, name), str(one.place))
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_the_reference_is_the_pillow_that_is_installed(name: str) -> None:
+    """Bit for bit before Pillow 13; pillow-simd, and later Pillows, are one level away."""
+    info = pil_info()
+    exact = info["name"] == "pillow" and int(PIL.__version__.partition(".")[0]) < 13
+    for one in [Picture(seed) for seed in range(24)]:
+        turn = TURNS.get(one.orientation, UPRIGHT)
+        size = SHAPE if turn.swap else SHAPE[::-1]
+        image = Image.fromarray(one.pixels)
+        small = image.resize(size, getattr(Image.Resampling, name.upper()), one.box)
+        if turn.method:
+            small = small.transpose(getattr(Image.Transpose, turn.method))
+        theirs = np.asarray(small)[:, :: -1 if one.flip else 1].astype(int)
+        # pillow-simd rounds both passes to fewer bits: one level each.
+        assert np.abs(one.expected(SHAPE, name) - theirs).max() <= (0 if exact else 2)
+
+
+def test_a_cut_in_its_place_gives_what_the_whole_gives() -> None:
+    whole = Picture(7, 200)
+    whole.pixels = np.random.default_rng(1).integers(0, 256, (150, 170, 3), dtype=np.uint8)
+    cuts = []
+    for name in FILTERS:
+        for box in ((60.25, 40.5, 110.75, 99.125), (60, 41, 82, 54)):
+            one, part = Picture(7), Picture(7)
+            for crop, x, y, pixels in (
+                (one, 0, 0, whole.pixels),
+                (part, 40, 24, whole.pixels[24:128, 40:144]),
+            ):
+                crop.pixels, crop.box = pixels, box
+                crop.place[:10] = [*box, 170, 150, x, y, pixels.shape[1], pixels.shape[0]]
+            cuts.append((name, one, part))
+    for name, one, part in cuts:
+        np.testing.assert_array_equal(made([part], name), made([one], name), name)
+
+
+def test_what_is_resampled_together_does_not_change_the_pixels() -> None:
+    pictures = [Picture(seed, 60) for seed in range(20)]
+    at_once = made(pictures, "lanczos")
+    np.testing.assert_array_equal(made(pictures, "lanczos", most_bytes=1), at_once)
+    np.testing.assert_array_equal(made(pictures, "lanczos", most_bytes=200_000), at_once)
+    np.testing.assert_array_equal(made(pictures[::-1], "lanczos"), at_once[::-1])
+
+
+def test_rows_without_a_picture_stay() -> None:
+    pictures = [Picture(seed) for seed in range(4)]
+    out = torch.full((4, *SHAPE, 3), 7, dtype=torch.uint8)
+    places = torch.tensor([one.place for one in pictures], dtype=torch.float64)
+    resample([None, pictures[1].tensor(), None, None], places, "box", out)
+    np.testing.assert_array_equal(out[1].numpy(), pictures[1].expected(SHAPE, "box"))
+    assert bool((out[[0, 2, 3]] == 7).all())
+    resample([None] * 4, places, "box", out)
+
+
+def test_a_file_that_is_smaller_than_what_its_crop_reads_reads_nothing_else() -> None:
+    """An index beyond the bytes would end all work on a GPU, and not only this batch."""
+    one = Picture(7)
+    one.place[:10] = [0.0, 0.0, 80.0, 80.0, 80, 80, 30, 30, one.pixels.shape[1], 1]
+    one.pixels = one.pixels[:1]
+    assert made([one], "lanczos").shape == (1, *SHAPE, 3)
+
+
+class Operations(TorchDispatchMode):
+    """Count the operations of torch, each of which is about one kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations(pictures: list[Picture]) -> Counter[str]:
+    places = torch.tensor([one.place for one in pictures], dtype=torch.float64)
+    out = torch.empty((len(pictures), *SHAPE, 3), dtype=torch.uint8)
+    tensors = [one.tensor() for one in pictures]
+    with Operations() as counted:
+        resample(tensors, places, "bilinear", out)
+    return counted.seen
+
+
+def test_the_kernels_are_as_many_for_few_pictures_as_for_many() -> None:
+    few = operations([Picture(7), Picture(8)])  # one as it lies, one on its side
+    many = operations([Picture(7 + number % 2) for number in range(60)])
+    views = {"as_strided"}  # one for each picture, no kernel
+    assert {name: count for name, count in many.items() if name not in views} == {
+        name: count for name, count in few.items() if name not in views
+    }
+    assert sum(few.values()) > 40  # the mode sees what is done
+
+
+def test_the_host_never_asks_the_device() -> None:
+    """Each of these waits for all work on the device."""
+    asks = {"_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "is_nonzero"}
+    assert not asks & set(operations([Picture(seed) for seed in range(8)]))
