@@ -8,7 +8,8 @@ has one process more, the trainer, which takes every batch and does nothing with
 A round of a loader begins behind the batches that its queue holds, and ends with a batch of the
 process whose batch it began with: so each of them has made as many. A round of the bare loop
 counts what each process has made by its own clock. Rounds take turns; "of the bare loop" compares
-those of one turn.
+those of one turn. By CPU time the ratio is hardly touched by other programs, but leaves out what
+workers wait for.
 
 Where the time goes: seconds of the stages, summed over the workers, as ShardLoader's own statistics
 have them (reading includes checks; DataLoader has no such figures); CPU time of the trainer and of
@@ -42,6 +43,7 @@ STAGES = ("read", "decode", "transform", "collate")
 COLUMNS = {
     "images_per_s": "images/s",
     "of_bare": "of the bare loop",
+    "of_bare_cpu": "the same by CPU time of workers",
     **{f"{stage}_us": f"{stage}, us an image" for stage in STAGES},
     "workers_us": "CPU of workers, us an image",
     "trainer_us": "CPU of the trainer, us an image",
@@ -99,6 +101,7 @@ def _compare(
         pairs = zip(measured[_called(name, count)], measured[_called(BARE, count)], strict=True)
         for one, bare in pairs:
             one["of_bare"] = one["images_per_s"] / bare["images_per_s"]
+            one["of_bare_cpu"] = bare["workers_us"] / one["workers_us"]
     result.raw(title, measured)
     result.table(f"{title}, workers", measured, COLUMNS)
     for name, count in product((LOADER, SHARDS), counts):

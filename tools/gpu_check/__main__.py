@@ -23,6 +23,7 @@ PARTS = ", ".join(parts.PARTS)
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["collect"]:
         return collect.main(arguments[1:])
+    began = time.monotonic()
     options = _parser().parse_args(arguments)
     if unknown := [name for name in options.parts if name not in (*parts.PARTS, "page")]:
         return _say(f"there is no part {unknown[0]!r}; there are {PARTS}, page")
@@ -41,7 +42,7 @@ def main(arguments: list[str]) -> int:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return _say(f"another one runs in {environment.ROOT}: wait for it")
-            failed = _run(names, options, out)
+            failed = _run(names, options, out, began + options.within)
     else:
         failed = False
     page.write(out)
@@ -49,9 +50,11 @@ def main(arguments: list[str]) -> int:
     return int(failed)
 
 
-def _run(names: list[str], options: argparse.Namespace, out: Path) -> bool:
-    """Set up, and run the parts; the page is written anew after each, should this be the last."""
-    ends = time.monotonic() + options.within
+def _run(names: list[str], options: argparse.Namespace, out: Path, ends: float) -> bool:
+    """Set up, and run the parts; the page is written anew after each, should this be the last.
+
+    ends: when the call has to be over, as time.monotonic() counts.
+    """
     log = out / "gpu-check.log"
     carried = options.wheels and options.wheels.resolve()
     data = options.data and options.data.resolve()
