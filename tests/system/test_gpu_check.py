@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support import gpu
 
 from benchmarks.data import CIFAR, PHOTOS, Data
 from benchmarks.harness import EntryProcess
@@ -219,6 +220,12 @@ def test_tests_that_are_skipped_for_lack_of_a_gpu_have_not_passed(tmp_path: Path
     status, why, _ = judge(out, False)
     assert status == "failed" and "1 skipped as if there was no GPU" in why
     assert judge(out, True)[0] == "passed"
+    other = skipped.replace("needs a GPU", "there is a GPU")
+    out.write_text(f"<testsuites><testsuite>{case}{other}</testsuite></testsuites>")
+    assert judge(out, False)[:2] == ("passed", "1 passed, 0 failed, 1 skipped")
+    lacking = gpu.gpu.mark.kwargs["reason"]  # as our tests say it
+    out.write_text(out.read_text().replace("there is a GPU", lacking))
+    assert judge(out, False)[0] == "failed"
     out.write_text(f"<testsuites><testsuite>{case}</testsuite></testsuites>")
     assert judge(out, False)[:2] == ("passed", "1 passed, 0 failed, 0 skipped")
     bad = '<testcase classname="a" name="d"><failure message="x != y"/></testcase>'
@@ -257,7 +264,8 @@ def test_the_processes_of_a_benchmark_find_what_was_installed_for_the_check(
 def test_the_device_tests_are_found() -> None:
     found = {path.relative_to(ROOT).as_posix() for path in parts.device_tests(ROOT / "tests")}
     assert {"tests/loader/test_device.py", "tests/loader/test_device_loaders.py"} <= found
-    assert "tests/system/test_benchmarks.py" not in found  # skipped where there is a GPU
+    # The first is skipped where there is a GPU; the second is this one.
+    assert not {"tests/system/test_benchmarks.py", "tests/system/test_gpu_check.py"} & found
 
 
 # --- the page -------------------------------------------------------------------------------------

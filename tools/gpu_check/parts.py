@@ -20,7 +20,7 @@ VERSION = 1  # of the results; more keys may come without another version
 NOT_RUN, REHEARSED = "not run", "rehearsed"
 PASSED, FELL_SHORT, FAILED, OVER = "passed", "fell short", "failed", "over its limit"
 LEAST_S = 20.0  # a part is not begun with less time than this
-NO_GPU = re.compile(r"NOT TESTED HERE|\bGPU\b|CUDA", re.I)  # in the reason of a skipped test
+NO_GPU = re.compile(r"\bneeds? .*\bGPU\b")  # in the reason of a skipped test
 
 
 class Options(NamedTuple):
