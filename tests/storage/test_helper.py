@@ -312,8 +312,9 @@ def test_nothing_else_is_sent_while_a_store_wants_to_be_left_alone(proxy: FaultP
         one.wait()
     log = proxy.figures().log
     assert [one.status for one in log[:2]] == [429, 429]
-    assert {one.status for one in log[2:]} == {206}
-    assert len({one.range for one in log[2:]}) == 9  # a slow one may have a second request
+    # A slow one may have a second request, and the one that is not needed ends without an answer.
+    assert {one.status for one in log[2:]} <= {206, None}
+    assert len({one.range for one in log[2:] if one.status == 206}) == 9
     assert figures().waited_s >= 1.0  # as the store said; by itself it would be at most 0.4
     assert figures().retries == {"throttled": 1}
     assert file.size == BYTES

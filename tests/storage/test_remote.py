@@ -459,7 +459,7 @@ def test_a_shard_that_vanishes_while_it_is_open_is_named(
 ) -> None:
     cache = {"cache": tmp_path, "cache_bytes": "1GiB"} if with_cache else {}
     there = quick(f"{proxy.url}/data", timeout_s=60.0, **cache)
-    proxy.rules(Rule("404", path="shard", numbers=[1]))  # the first one opens it
+    proxy.rules(Rule("404", path="shard", numbers=[*range(1, 99)]))  # the first one opens it
     with pytest.raises(
         StorageError, match=r"shard: cannot read bytes \d+-\d+: it is not there any"
     ):
