@@ -88,7 +88,7 @@ class Cropper:
         for row, picture in zip(rows, decoded, strict=True):
             place = places[row]
             size = 3, int(place[Place.HEIGHT]), int(place[Place.WIDTH])
-            if picture is None or tuple(picture.shape) != size:
+            if picture is None or tuple(picture.shape) != size or picture.dtype != torch.uint8:
                 picture = self._by_pil(files[row], size, int(place[Place.NUMBER]))
             else:
                 self.counts.by_decoder += 1

@@ -155,12 +155,17 @@ def test_inference_mode_does_not_stay_in_the_pixels() -> None:
 
 
 class Refusing(Decoder):
-    """Decode all but some, and give a picture of another size for others."""
+    """Decode all but some, and give a picture of another size or dtype for others."""
 
     name = "refusing"
 
-    def __init__(self, refused: Sequence[bytes] = (), wrong: Sequence[bytes] = ()) -> None:
-        self.refused, self.wrong = refused, wrong
+    def __init__(
+        self,
+        refused: Sequence[bytes] = (),
+        wrong: Sequence[bytes] = (),
+        wide: Sequence[bytes] = (),
+    ) -> None:
+        self.refused, self.wrong, self.wide = refused, wrong, wide
         self.calls: list[int] = []
 
     def decode(self, files: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -172,18 +177,21 @@ class Refusing(Decoder):
                 decoded.append(None)
             elif data in self.wrong:
                 decoded.append(decode_by_pil(file)[:, 1:])
+            elif data in self.wide:
+                decoded.append(decode_by_pil(file).to(torch.int16) * 257)
             else:
                 decoded.append(decode_by_pil(file).contiguous())
         return decoded
 
 
 def test_what_a_decoder_refuses_pil_decodes_and_it_is_counted() -> None:
-    decoder = Refusing([bytes(BATCH[1].data), bytes(BATCH[11].data)], [bytes(BATCH[4].data)])
+    data = [bytes(crop.data) for crop in BATCH]
+    decoder = Refusing([data[1], data[11]], [data[4]], [data[5]])
     made = cropper(lambda device: decoder)
     equal(made.make(EncodedCrops.join(BATCH)), BATCH)
-    assert made.counts == DecodeCounts("refusing", 8, 3, {"process": 1, "not_jpeg": 1})
+    assert made.counts == DecodeCounts("refusing", 7, 4, {"process": 1, "not_jpeg": 1})
     assert str(made.counts) == (
-        "8 images by refusing; 3 by PIL in this process; 2 by the workers (not_jpeg 1, process 1)"
+        "7 images by refusing; 4 by PIL in this process; 2 by the workers (not_jpeg 1, process 1)"
     )
     assert decoder.calls == [11]  # all at once: an engine of a GPU is for many
 
