@@ -27,7 +27,7 @@ from . import data
 from .gpu import gpu
 from .gpu_feeds import Scale
 from .gpu_transfers import done
-from .harness import EntryProcess, Result, interleave, ratio, show
+from .harness import EntryProcess, Result, add_facts, interleave, ratio, show
 
 PLAIN, TILES, CUTS = "plain", "tile JPEG", "cuts of tile JPEGs"
 AGAIN, MARKED = "encoded again", "the same, with markers"
@@ -232,9 +232,7 @@ def _road(result: Result, scale: Scale, form: str, path: str) -> None:
     finally:
         for one in entries.values():
             one.close()
-    for name, rounds in measured.items():
-        for one in rounds:
-            one |= about[name]
+    add_facts(measured, about)
     columns = {
         "images_per_s": "images/s, no model",
         "cores": "cores that are busy",

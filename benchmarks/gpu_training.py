@@ -21,7 +21,7 @@ from typing import Any
 from . import data, trace
 from .gpu_feeds import LOADER, PINNED, Feed, Scale, feed
 from .gpu_transfers import SKIPPED, alone, done, forever, give_memory_back
-from .harness import EntryProcess, Result, interleave, median, show
+from .harness import EntryProcess, Result, add_facts, interleave, median, show
 from .resnet import training_step
 
 TRACED, DRAWN = 12, 5  # steps
@@ -70,9 +70,7 @@ def _train(result: Result, scale: Scale, model: str, shards: dict[str, str]) -> 
     finally:
         for one in entries.values():
             one.close()
-    for name, rounds in measured.items():
-        for one in rounds:
-            one |= about[name]
+    add_facts(measured, about)
     columns = {
         "images_per_s": "images/s",
         "of_alone": "of the model alone",

@@ -18,7 +18,7 @@ from typing import Any
 
 from . import data, trace
 from .gpu_feeds import LOADER, PINNED, PLAIN, PREFETCH, RESIDENT, TIMM, Scale, feed, missing
-from .harness import EntryProcess, Result, interleave, ratio, show
+from .harness import EntryProcess, Result, add_facts, interleave, ratio, show
 from .resnet import training_step
 
 KINDS = (LOADER, PREFETCH, RESIDENT, TIMM, PINNED, PLAIN)
@@ -63,9 +63,7 @@ def run(source: data.Data, result: Result, scale: Scale) -> None:
 def _report(
     result: Result, scale: Scale, measured: dict[str, Any], about: dict[str, Any], lanes: Any
 ) -> None:
-    for name, rounds in measured.items():
-        for one in rounds:
-            one |= about[name]
+    add_facts(measured, about)
     columns = {
         "next_ms": "ms in next(), median",
         "next_p99_ms": "p99",

@@ -103,6 +103,13 @@ class EntryProcess:
         self.close()
 
 
+def add_facts(measured: dict[str, list[dict[str, Any]]], facts: dict[str, dict[str, Any]]) -> None:
+    """Put what was found of each entry once into all of its rounds."""
+    for name, rounds in measured.items():
+        for one in rounds:
+            one |= facts[name]
+
+
 def interleave(
     processes: dict[str, Callable[[], dict[str, Any]]], rounds: int
 ) -> dict[str, list[dict[str, Any]]]:

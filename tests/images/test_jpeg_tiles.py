@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support.device_crops import scene
 
 from shardio import native
 from shardio.errors import DependencyError
@@ -60,15 +61,6 @@ def run(*command: str, data: bytes) -> bytes:
     done = subprocess.run(command, input=data, capture_output=True)
     assert done.returncode == 0 and not done.stderr, (command, done.stderr)
     return done.stdout
-
-
-@functools.cache
-def scene(width: int, height: int) -> Image.Image:
-    """Waves of all colours with sharp specks, so that each chroma sample differs from the next."""
-    y, x = np.mgrid[0:height, 0:width]
-    noise = np.random.default_rng(width * 1000 + height).integers(-40, 40, (height, width, 3))
-    waves = np.stack([np.sin(x / 5 + y / 11), np.cos(x / 7 - y / 3), np.sin((x + y) / 4)], -1)
-    return Image.fromarray(np.clip(128 + 90 * waves + noise, 0, 255).astype(np.uint8))
 
 
 def encoded(image: Image.Image, kind: str = "JPEG", **options: object) -> bytes:
