@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import LIMIT_S
 from support.trees import (
     JPEG,
     ROOT,
@@ -179,7 +180,7 @@ def imported(*arguments: str | Path) -> set[str]:
         [sys.executable, "-X", "importtime", "-m", "shardio", *map(str, arguments)],
         capture_output=True,
         env=environment(),
-        timeout=60,
+        timeout=LIMIT_S,
     )
     return {
         line.rpartition("|")[2].strip() for line in done.stderr.decode().splitlines() if "|" in line

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import LIMIT_S
 from support.trees import shardio
 
 from shardio.cli.completion import SHELLS
@@ -75,7 +76,11 @@ def by_bash(scripts: Path, lines: list[str]) -> dict[str, set[str]]:
     """
     asked = "".join(f"{line}@\n" if line.endswith(" ") else f"{line}\n" for line in lines)
     done = subprocess.run(
-        ["bash", "--norc", "-c", program], input=asked, capture_output=True, text=True, timeout=60
+        ["bash", "--norc", "-c", program],
+        input=asked,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0 and not done.stderr, done.stderr
     found = [set(line.split()) for line in done.stdout.splitlines()]
@@ -121,7 +126,7 @@ def test_fish_completes_the_same(scripts: Path, folder: Path) -> None:
         ["fish", "--no-config", "-c", program],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         env={**os.environ, "HOME": str(folder)},
     )
     assert not done.stderr, done.stderr
@@ -150,7 +155,7 @@ def zsh(scripts: Path, folder: Path) -> Iterator[int]:
         os.waitpid(pid, 0)
 
 
-def read_until(terminal: int, text: str, limit_s: float = 60) -> str:
+def read_until(terminal: int, text: str, limit_s: float = LIMIT_S) -> str:
     seen = ""
     until = time.monotonic() + limit_s
     while text not in seen:

@@ -269,7 +269,7 @@ def test_a_record_is_shown_by_few_requests(folder: Path, proxy: FaultProxy) -> N
     # The manifest, the end of the shard, and the record.
     assert proxy.figures().requests == 3
     proxy.reset()
-    proxy.limits(latency_s=0.05)
+    proxy.limits(gather=2, of=r"\.shard")
     run("cat", f"{proxy.url}/record", "--key", "017.jpg")
     # Of each shard the end, of which several are asked for at once; the head, and the record.
     assert proxy.figures().requests == 1 + shards(folder / "record") + 2
@@ -281,7 +281,7 @@ def test_keys_are_listed_by_many_requests_at_once_or_few(folder: Path, proxy: Fa
     found = proxy.figures()  # of each record its head, of 20 KB
     assert found.requests <= 10 + shards(folder / "record") + RECORDS
     proxy.reset()
-    proxy.limits(latency_s=0.05)
+    proxy.limits(gather=4, of=r"\.shard")
     run("ls", f"{proxy.url}/record")
     assert proxy.figures().most_concurrent >= 4
     proxy.limits()
@@ -321,7 +321,7 @@ def test_keys_that_are_alike_are_told_by_url_too(
 
 
 def test_files_of_a_folder_are_asked_for_at_once(proxy: FaultProxy, tmp_path: Path) -> None:
-    proxy.limits(latency_s=0.05)
+    proxy.limits(gather=8, of=r"\.jpg")
     run("unpack", f"{proxy.url}/images", tmp_path / "out")
     found = proxy.figures()
     assert found.most_concurrent >= 8

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-from support import programs, worker_programs
-from support.leftovers import LIMIT_S, nothing_left
+from support import LIMIT_S, programs, worker_programs
+from support.leftovers import nothing_left
 from support.programs import Program
 from support.small_datasets import flip, payload, shard_files
 from support.worker_programs import BATCH, WORKERS, decode, images, numbers

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import LIMIT_S
 from support.fetching import Watched, expected, opened, read, reader, samples, share
 from support.small_datasets import flip, make, payload, shard_files
 
@@ -653,7 +654,7 @@ def test_a_forked_child_opens_its_own_descriptors(
     def slow(name: str, known: Any = None) -> Any:
         opening.set()
         if os.getpid() == parent:
-            go_on.wait(60)
+            go_on.wait(LIMIT_S)
         else:
             opened_by_child.append(name)
         return real(name)
@@ -661,7 +662,7 @@ def test_a_forked_child_opens_its_own_descriptors(
     monkeypatch.setattr(of.storage, "open", slow)
     thread = threading.Thread(target=of.shard, args=(1,))
     thread.start()
-    assert opening.wait(60)  # this thread is opening a shard at the fork
+    assert opening.wait(LIMIT_S)  # this thread is opening a shard at the fork
     code = 1
     child = os.fork()
     if child == 0:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import programs, small_datasets
+from support import LIMIT_S, programs, small_datasets
 from support.loop_programs import BATCH, LOADERS, dataset
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -33,7 +33,6 @@ pytestmark = [
 
 COUNTS = [23, 0, 41, 3, 30]  # 97 records: 13 batches
 PROGRAM = Path(__file__).parent.parent / "support" / "loop_programs.py"
-LIMIT_S = 240
 
 # What the passes of each loop read, and how many warnings there are.
 EXPECTED = {

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from support import programs, rank_programs, small_datasets
+from support import LIMIT_S, programs, rank_programs, small_datasets
 from support.rank_programs import (
     CASES,
     EPOCHS,
@@ -29,7 +29,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 COUNTS = [1, 0, 37, 5, 14, 2, 24]  # 83 records: 5 full global batches, and 3 records
 N = sum(COUNTS)
 KEYS = [f"k/{i:06}.jpg" for i in range(N)]
-LIMIT_S = 150  # of the program for all cases, which takes some 10 s
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

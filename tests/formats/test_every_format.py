@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import LIMIT_S
 from support.naive_order import naive_epoch, side_by_side
 from support.reading import batches, drain, flat
 from support.small_datasets import CLASSES, flip, jpeg, of_order
@@ -336,7 +337,9 @@ def copy(made: Made, tmp_path: Path) -> Path:
 def program(*arguments: Any, before: Sequence[str | Path] = ()) -> Any:
     """What a program of format_programs.py prints; a signal is a failure."""
     command = [*before, sys.executable, "-W", "error", PROGRAMS, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment(), timeout=LIMIT_S
+    )
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
     return json.loads(done.stdout)
 

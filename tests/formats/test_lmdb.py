@@ -21,6 +21,7 @@ import lmdb
 import numpy as np
 import pytest
 import xxhash
+from support import LIMIT_S
 from support.conformance import FIELDS, SAMPLES, FormatConformance, by_hold, same, same_all
 from support.naive_reader import naive_reader, untagged
 from support.packing import grouped
@@ -362,7 +363,7 @@ def run(program: str, *arguments: Any) -> str:
         capture_output=True,
         text=True,
         env=environment(),
-        timeout=120,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
     return done.stdout
@@ -412,7 +413,7 @@ print(len(list(shardio.open(sys.argv[1], decode=None))))
         capture_output=True,
         text=True,
         env=environment(),
-        timeout=60,
+        timeout=LIMIT_S,
     )
     assert (done.returncode, done.stdout) == (0, "37\n"), done.stderr
 

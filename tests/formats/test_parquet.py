@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import LIMIT_S
 from support.conformance import same
 from support.table_conformance import FILES, TableConformance
 from support.trees import shardio_json
@@ -508,7 +509,7 @@ def test_a_fork_after_reading_reads_on(tmp_path: Path, monkeypatch: pytest.Monke
         def bytes(self) -> int:  # type: ignore[override]
             entered.set()
             if os.getpid() == parent:
-                leave.wait(60)
+                leave.wait(LIMIT_S)
             return 1000
 
         @bytes.setter
@@ -521,7 +522,7 @@ def test_a_fork_after_reading_reads_on(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(row_groups, "Group", Slow)
     thread = threading.Thread(target=lambda: other[0])
     thread.start()
-    assert entered.wait(60)  # the thread is just putting a row group into the cache
+    assert entered.wait(LIMIT_S)  # the thread is just putting a row group into the cache
     status = in_child(child)
     leave.set()
     thread.join()

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from support import loader_programs, programs
+from support import LIMIT_S, loader_programs, programs
 from support.leftovers import children, descriptors, nothing_left
 from support.programs import Program
 from support.small_datasets import flip, jpeg, of_order, payload, shard_files
@@ -68,7 +68,6 @@ COUNTS = [23, 0, 41, 3, 30]
 N = sum(COUNTS)
 BATCH = 8
 STEPS = -(-N // BATCH)
-LIMIT_S = 60  # of what takes milliseconds, or, with a program, seconds
 
 # (workers, threads): one thread in the loop, some beside it, processes of one and of more.
 POOLS = [(0, 0), (0, 2), (2, 2)]

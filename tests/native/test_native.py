@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import LIMIT_S
 from support.trees import environment, picture, plant
 
 import shardio
@@ -67,7 +68,7 @@ def test_a_core_that_was_built_without_xxhash_leaves_records_to_python(
     command = [compiler, "-std=c11", "-O0", "-shared", "-fPIC", "-w", *asked, f"-I{folder}"]
     command += [f"-I{sysconfig.get_path('include')}", f"-I{CORE}"]
     command += [*map(str, sorted(CORE.glob("*.c"))), "-ljpeg", "-lm", "-o", str(made)]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=LIMIT_S)
     script = (
         "import sys; from importlib import machinery, util\n"
         f"loader = machinery.ExtensionFileLoader('shardio.native._core', {str(made)!r})\n"
@@ -184,7 +185,7 @@ def test_threads_that_use_the_core_at_once_get_what_one_gets(tmp_path: Path) -> 
     alone, start = read(), threading.Barrier(8)
 
     def at_once(_: int) -> list[list[bytes]]:
-        start.wait(60)
+        start.wait(LIMIT_S)
         return [read() for _ in range(4)]
 
     with ThreadPoolExecutor(8) as pool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import slurm
+from support import LIMIT_S, slurm
 from support.trees import command, content, environment, images, plant, shardio
 
 from shardio import PlanOptions
@@ -180,7 +180,7 @@ def test_a_commit_waits_for_parts_that_are_still_to_come(source: Path, tmp_path:
         for part in ("1/2", "2/2"):
             assert waits.poll() is None
             shardio("pack", source, out, "--part", part, *SMALL)
-        said, errors = waits.communicate(timeout=60)
+        said, errors = waits.communicate(timeout=LIMIT_S)
     assert waits.returncode == 0, errors
     assert "24 files" in said
     shardio("pack", source, tmp_path / "one", *SMALL)
@@ -205,10 +205,10 @@ def test_a_commit_waits_for_all_splits(tmp_path: Path) -> None:
     thread = threading.Thread(target=commit, args=(out,), kwargs=waiting)
     thread.start()
     try:
-        assert started.wait(60)
+        assert started.wait(LIMIT_S)
         pack(source, out, plan=PlanOptions(part="2/2", **plan), jobs=1)
     finally:
-        thread.join(60)
+        thread.join(LIMIT_S)
     assert not thread.is_alive()
     assert len(heard) == 1 and heard[0].count("3 of 6 shards are not built: 3, 4, 5") == 2
     assert content(tmp_path / "one") == content(out)
@@ -285,7 +285,7 @@ def submit(cluster: dict[str, str], script: Path, *options: str) -> str:
     """Submit a job, wait for it, and return what its tasks said."""
     said = f"--output={script}-%j.out"
     line = ["sbatch", "--wait", "--parsable", "--open-mode=append", said, *options, str(script)]
-    done = subprocess.run(line, env=cluster, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(line, env=cluster, capture_output=True, text=True, timeout=LIMIT_S)
     found = "".join(one.read_text() for one in sorted(script.parent.glob(f"{script.name}-*.out")))
     assert done.returncode == 0, (done.stderr, found)
     return found

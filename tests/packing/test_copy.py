@@ -396,6 +396,7 @@ def test_a_copy_to_a_store_that_is_killed_goes_on_where_it_was(
     proxy.wait(faults=1)
     process.send_signal(signal.SIGKILL)
     process.communicate()
+    proxy.settle()
     complete = {name.rpartition("/")[2] for name in bucket.sizes()}
     assert complete and last not in complete and "manifest.json" not in complete
     proxy.rules()

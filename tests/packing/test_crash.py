@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import LIMIT_S
 from support.packing import grouped
 from support.trees import command, content, environment, images, plant, shardio, shards
 
@@ -126,7 +127,7 @@ class Stage:
             capture_output=True,
             text=True,
             env=environment(),
-            timeout=60,
+            timeout=LIMIT_S,
         )
 
     def check(self, name: str, out: Path) -> bool:
@@ -373,7 +374,7 @@ def test_ctrl_c_ends_all_processes_and_leaves_finished_shards(
     while len(shards(tmp_path)) < 3:
         assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT) if whom == "group" else process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate(timeout=LIMIT_S)
     advice = "what is finished is kept; run the same command again to go on"
     assert (process.returncode, said) == (130, f"shardio: interrupted: {advice}\n")
     assert members(process.pid) == []

@@ -25,7 +25,7 @@ from typing import Any
 import lmdb
 import numpy as np
 import pytest
-from support import small_datasets
+from support import LIMIT_S, small_datasets
 from support.trees import command, content, environment, picture, plant, shardio, shardio_json
 
 from shardio import open as open_dataset
@@ -903,7 +903,7 @@ def test_a_full_disk_leaves_nothing(packed: Packed, tmp_path: Path, name: str) -
         capture_output=True,
         text=True,
         env=environment(),
-        timeout=60,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
     assert "cannot" in done.stdout
@@ -919,7 +919,7 @@ def test_a_killed_export_leaves_one_hidden_folder_and_may_be_repeated(
         "export(sys.argv[1], sys.argv[2], format='webdataset', shard_size=5000, progress=kill)\n"
     )
     run = [sys.executable, "-c", code, plain, tmp_path / "x"]
-    assert subprocess.run(run, env=environment(), timeout=60).returncode == -signal.SIGKILL
+    assert subprocess.run(run, env=environment(), timeout=LIMIT_S).returncode == -signal.SIGKILL
     (name,) = left(tmp_path / "x")
     assert local.is_temporary(name)
     done = export(plain, tmp_path / "x", format="webdataset", shard_size=5000)
@@ -972,7 +972,7 @@ def test_an_export_that_was_killed_between_its_last_renames_goes_on(
     inject = f"inject=rename:signal=SIGKILL:when={which}"
     strace = ("strace", "-f", "-qq", "-o", os.devnull, "-e", "trace=rename", "-e", inject)
     run = [*strace, *map(os.fsdecode, command("export", first, out, *more))]
-    done = subprocess.run(run, capture_output=True, env=environment(), timeout=60)
+    done = subprocess.run(run, capture_output=True, env=environment(), timeout=LIMIT_S)
     assert done.returncode in (-signal.SIGKILL, 137)
     there = [one for one in left(out) if not one.startswith(".")]
     assert 0 < len(there) < files - (name == "webdataset")
@@ -1119,7 +1119,7 @@ def test_the_tools_of_the_formats_read_what_is_written(packed: Packed, tmp_path:
         export(out, folder, format=name, **options)
         pairs += [name, folder]
     ran = subprocess.run(
-        [PYTHON, HERE / "read.py", *pairs], capture_output=True, text=True, timeout=300
+        [PYTHON, HERE / "read.py", *pairs], capture_output=True, text=True, timeout=LIMIT_S
     )
     assert ran.returncode == 0, ran.stderr
     tars, odds, columns, examples, datums = [

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import LIMIT_S
 from support.conformance import same
 from support.small_datasets import jpeg
 from support.trees import plant
@@ -40,7 +41,7 @@ def decoded(value: Any) -> Any:
 def program(name: str, *arguments: Any) -> Any:
     """What a program of format_tools prints."""
     line = [PYTHON, HERE / f"{name}.py", *map(str, arguments)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     return decoded(json.loads(done.stdout))
 

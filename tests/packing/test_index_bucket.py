@@ -196,7 +196,7 @@ def test_each_byte_is_downloaded_once_many_ranges_at_a_time(
 ) -> None:
     size = (there / "large" / "a.tar").stat().st_size
     assert size > 3 * RANGE
-    proxy.limits(latency_s=0.1)
+    proxy.limits(gather=4, of=r"GET .*a\.tar")
     index(f"{proxy.url}/large/a.tar", out=tmp_path / "idx", jobs=1)
     figures = proxy.figures()
     assert figures.needed == size

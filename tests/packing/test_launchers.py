@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import programs
+from support import LIMIT_S, programs
 from support.pages import blocks, replaced
 from support.trees import ROOT, content, environment, images, plant, shardio
 
 PAGE, SECTION = "packing.md", "torchrun, Kubernetes"
 SMALL = ("--max-records", "4")
-LIMIT_S = 60
 SCHEMA = json.loads((ROOT / "tests" / "golden" / "kubernetes" / "job-1.37.json").read_text())
 PYTHON_TYPES = {
     **{"object": dict, "array": list, "string": str, "boolean": bool},

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import LIMIT_S
 from support.packing import grouped, on_shard
 from support.trees import (
     JPEG,
@@ -1037,7 +1038,7 @@ def test_two_packers_at_once_end_in_one_whole_dataset(source: Path, tmp_path: Pa
         )
         for _ in range(3)
     ]
-    ends = [(process.communicate(timeout=60), process.returncode) for process in running]
+    ends = [(process.communicate(timeout=LIMIT_S), process.returncode) for process in running]
     assert {code for _, code in ends} <= {0, 5}, ends
     assert 0 in {code for _, code in ends}
     assert content(tmp_path / "one") == content(tmp_path / "out")
@@ -1053,7 +1054,7 @@ def test_parts_at_once_do_not_disturb_each_other(source: Path, tmp_path: Path) -
         )
         for i in (1, 2, 3)
     ]
-    assert [process.wait(timeout=60) for process in running] == [0, 0, 0]
+    assert [process.wait(timeout=LIMIT_S) for process in running] == [0, 0, 0]
     commit(tmp_path / "out")
     assert content(tmp_path / "one") == content(tmp_path / "out")
 
@@ -1130,7 +1131,7 @@ def test_a_daemon_works_in_its_own_process(source: Path, tmp_path: Path) -> None
 
     daemon = multiprocessing.get_context("fork").Process(target=work, daemon=True)
     daemon.start()
-    daemon.join(60)
+    daemon.join(LIMIT_S)
     assert daemon.exitcode == 0
     assert len(keys(tmp_path / "out")) == 24
 

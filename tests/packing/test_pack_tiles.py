@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from support import LIMIT_S
 from support.packing import grouped
 from support.trees import content, environment, plant, shardio, shardio_json, shards
 
@@ -293,7 +294,7 @@ def test_a_killed_packing_goes_on_to_the_same_bytes(
 ) -> None:
     out = tmp_path / "out"
     arguments = [sys.executable, "-c", KILLED, str(source), str(out)]
-    killed = subprocess.run(arguments, env=environment(), capture_output=True, timeout=60)
+    killed = subprocess.run(arguments, env=environment(), capture_output=True, timeout=LIMIT_S)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert len(shards(out)) == 2
     with pytest.raises(SourceChangedError, match="option jpeg_tiles: was True, now not given"):

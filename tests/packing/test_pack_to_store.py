@@ -484,6 +484,7 @@ def test_a_packing_that_is_killed_goes_on_where_it_was(
     proxy.wait(faults=1)
     process.send_signal(signal.SIGKILL)
     process.communicate()
+    proxy.settle()  # the store may have what the process has not heard of
     complete = names(bucket)
     assert stalled not in complete and "manifest.json" not in complete
     proxy.rules()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import servers
+from support import LIMIT_S, servers
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.object_stores import ObjectStore
@@ -168,7 +168,7 @@ def test_parts_that_copy_at_once_and_one_that_is_killed(
                 stack.enter_context(started(*line, "--part", f"{i}/3")) for i in (1, 2, 3)
             )
             proxy.wait(faults=1)
-            assert (first.wait(60), last.wait(60)) == (0, 0)
+            assert (first.wait(LIMIT_S), last.wait(LIMIT_S)) == (0, 0)
             assert "is packing here" in shardio(*line, code=5).stderr  # the second is at work
             second.kill()
         with pytest.raises(NotPackedError, match="`shardio copy`, did not finish here"):
@@ -201,7 +201,7 @@ def test_parts_that_copy_into_a_store_at_once_and_one_that_is_killed(
             stack.enter_context(started(*line, "--part", f"{i}/3")) for i in (1, 2, 3)
         )
         proxy.wait(faults=1)
-        assert (first.wait(60), last.wait(60)) == (0, 0)
+        assert (first.wait(LIMIT_S), last.wait(LIMIT_S)) == (0, 0)
         second.kill()
     proxy.rules()
     shardio(*map(str, line), "--part", "2/3")
@@ -289,7 +289,7 @@ def test_parts_that_index_at_once_and_one_that_is_killed(
             for i in (1, 2, 3)
         )
         proxy.wait(faults=1)
-        assert (first.wait(60), last.wait(60)) == (0, 0)
+        assert (first.wait(LIMIT_S), last.wait(LIMIT_S)) == (0, 0)
         assert "is packing here" in shardio(*line, code=5).stderr  # the second is at work
         second.kill()
     proxy.rules()
@@ -413,7 +413,7 @@ def test_parts_that_export_at_once_and_one_that_is_killed(
                 stack.enter_context(started(*line, "--part", f"{i}/3")) for i in (1, 2, 3)
             )
             proxy.wait(faults=1)
-            assert (first.wait(60), last.wait(60)) == (0, 0)
+            assert (first.wait(LIMIT_S), last.wait(LIMIT_S)) == (0, 0)
             assert "is packing here" in shardio(*line, code=5).stderr  # the second is at work
             second.kill()
         proxy.rules()
@@ -543,7 +543,7 @@ def test_a_last_call_that_is_killed_between_its_renames_goes_on(out: Path, tmp_p
     inject = "inject=rename:signal=SIGKILL:when=5"  # the receipt, and some files
     strace = ("strace", "-f", "-qq", "-o", os.devnull, "-e", "trace=rename", "-e", inject)
     killed = [*strace, *map(os.fsdecode, command(*line))]
-    done = subprocess.run(killed, capture_output=True, env=environment(), timeout=60)
+    done = subprocess.run(killed, capture_output=True, env=environment(), timeout=LIMIT_S)
     assert done.returncode in (-signal.SIGKILL, 137)
     assert 0 < len(list((tmp_path / "to").glob("0*"))) < 4
     shardio(*line)

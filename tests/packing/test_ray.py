@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import programs, ray_cluster, servers
+from support import LIMIT_S, programs, ray_cluster, servers
 from support.object_stores import ObjectStore
 from support.ray_cluster import Cluster
 from support.trees import (
@@ -59,7 +59,7 @@ def damage(path: Path) -> None:
 
 def program(name: str, cluster: Cluster, folder: Path) -> programs.Program:
     module = ("-m", "support.ray_programs")
-    return programs.Program(*module, name, cluster.address, folder, limit_s=ray_cluster.LIMIT_S)
+    return programs.Program(*module, name, cluster.address, folder, limit_s=LIMIT_S)
 
 
 def ray(cluster: Cluster) -> list[str]:
@@ -247,9 +247,7 @@ def test_a_cluster_for_one_call_leaves_nothing(out: Path) -> None:
         env = environment(
             RAY_TMPDIR=folder, RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0", RAY_ADDRESS=""
         )
-        shardio(
-            "verify", out, "--executor", "ray", "--jobs", "1", env=env, timeout=ray_cluster.LIMIT_S
-        )
+        shardio("verify", out, "--executor", "ray", "--jobs", "1", env=env, timeout=LIMIT_S)
         (ray_folder,) = Path(folder).iterdir()  # it was used
         assert [one for one in ray_folder.iterdir() if not one.is_symlink()] == []
 
@@ -264,7 +262,7 @@ def pack_slowly(cluster: Cluster, folder: Path) -> programs.Program:
     plant(folder / "src", {f"{number % 5}/{number}.jpg": LARGE for number in range(60)})
     packing = programs.Program(
         *("-m", "shardio", "pack", folder / "src", folder / "out", *SLOW, *ray(cluster)),
-        limit_s=ray_cluster.LIMIT_S,
+        limit_s=LIMIT_S,
     )
     while not (folder / "out").exists() or len(shards(folder / "out")) < 5:
         assert not packing.ended(), packing.finish()

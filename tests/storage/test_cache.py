@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support import LIMIT_S
 from support.caching import (
     DATASET,
     RANGE,
@@ -128,7 +129,7 @@ def test_one_of_many_threads_and_files_gets_the_claim(folder: Path) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = [pool.submit(one.claim, 0) for one in (first, second)]
         claim.store(content(0, 0, RANGE))
-        assert [one.result(20) for one in waiting] == [None, None]
+        assert [one.result(LIMIT_S) for one in waiting] == [None, None]
     assert second.has(0, 1) and is_right(second, 0)
 
 
@@ -160,8 +161,8 @@ def test_who_waits_finds_what_another_process_stored(folder: Path) -> None:
     assert file.claim(0, timeout_s=0) is None and not file.has(0, 1)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(file.claim, 0)
-        holder.communicate("store\n", timeout=20)
-        assert waiting.result(20) is None
+        holder.communicate("store\n", timeout=LIMIT_S)
+        assert waiting.result(LIMIT_S) is None
     assert file.has(0, 1) and is_right(file, 0)
 
 
@@ -172,7 +173,7 @@ def test_who_waits_takes_over_from_a_killed_process(folder: Path) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(fill, file, 0)
         holder.kill()
-        assert waiting.result(20)
+        assert waiting.result(LIMIT_S)
     holder.communicate()
     assert is_right(file, 0)
 
@@ -226,7 +227,7 @@ def test_processes_that_want_the_same_ranges_download_each_once(
         one.stdin.write("\n")
         one.stdin.flush()
     for one in children:
-        one.communicate(timeout=60)
+        one.communicate(timeout=LIMIT_S)
         assert one.returncode == 0
     downloads = log.read_text().splitlines()
     assert sorted(downloads) == sorted(f"{shard} {n}" for shard in range(2) for n in range(11))
@@ -365,7 +366,7 @@ SMALL = """
 def test_processes_that_together_need_more_than_the_limit_go_on(folder: Path) -> None:
     children = [child(SMALL, folder, str(n)) for n in range(2)]
     for one in children:
-        out, _ = one.communicate(timeout=60)
+        out, _ = one.communicate(timeout=LIMIT_S)
         assert one.returncode == 0
         assert int(out.split()[0]) > 0
     assert on_disk(folder) <= cache_at(folder, ranges=20).limit_bytes + 2 * RANGE
@@ -622,7 +623,7 @@ def in_mount(code: str, folder: Path, mount: str) -> str:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
     )
     if done.returncode and "mount" in done.stderr and "Traceback" not in done.stderr:
         pytest.skip(f"NOT TESTED HERE: {done.stderr}")
@@ -712,7 +713,7 @@ def test_a_directory_without_the_right_to_write_is_read(folder: Path) -> None:
         for one in parents:
             one.chmod(0o755)
         done = child("    os.setuid(65534)\n" + READ_ONLY, folder)
-        done.communicate(timeout=60)
+        done.communicate(timeout=LIMIT_S)
     finally:
         for one, mode in zip(parents, modes, strict=True):
             one.chmod(stat.S_IMODE(mode))
@@ -820,7 +821,7 @@ def any_steps(folder: Path, seed: int, steps: int) -> None:
         except subprocess.TimeoutExpired:
             one.kill()
     for number, one in enumerate(children):
-        one.communicate(timeout=120)
+        one.communicate(timeout=LIMIT_S)
         assert one.returncode == 0 or (number >= 2 and one.returncode == -9)
     cache = cache_at(folder, ranges=40)
     assert on_disk(folder) <= cache.limit_bytes + 4 * RANGE

@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support import LIMIT_S
 from support.caching import arguments, cache_at, environment, fill, is_right, open_shard
 
 STRACE = shutil.which("strace")
@@ -45,7 +46,7 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
     )
 
 

@@ -4,6 +4,7 @@ import random
 import threading
 
 import pytest
+from support import LIMIT_S
 
 from shardio.storage import retry_after, transfers
 from shardio.storage.client import Reply, Request, RequestError
@@ -231,7 +232,7 @@ def test_neither_kind_of_request_waits_for_the_other(
         def send(self, request: Request) -> Reply:
             if request.length == held:
                 begun.release()
-                assert gate.wait(30)
+                assert gate.wait(LIMIT_S)
             elif refusals.acquire(blocking=False):
                 raise RequestError("throttled", "fewer")
             return Reply(memoryview(bytes(request.length)), 1 << 40, "")
@@ -244,12 +245,12 @@ def test_neither_kind_of_request_waits_for_the_other(
     try:
         waiting = [sender.submit(Request(store, "file", 0, held), urgent=True) for _ in range(100)]
         for _ in range(FIRST):
-            assert begun.acquire(timeout=30)
+            assert begun.acquire(timeout=LIMIT_S)
         found = [sender.submit(Request(store, "file", n, other)) for n in range(10)]
-        assert [len(future.result(30).data) for future in found] == [other] * 10
+        assert [len(future.result(LIMIT_S).data) for future in found] == [other] * 10
         assert not any(future.done() for future in waiting)
         gate.set()
-        assert [len(future.result(30).data) for future in waiting] == [held] * 100
+        assert [len(future.result(LIMIT_S).data) for future in waiting] == [held] * 100
     finally:
         gate.set()
-        assert sender.close(30)
+        assert sender.close(LIMIT_S)

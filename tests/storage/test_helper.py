@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import servers
+from support import LIMIT_S, servers
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.url_reader import url_reader
@@ -30,7 +30,6 @@ from shardio.storage.client import Request, Store
 from shardio.storage.location import locate
 
 BYTES = 3 << 20
-LIMIT_S = 60
 
 
 def content() -> bytes:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import servers
+from support import LIMIT_S, servers
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from torch.utils.data import DataLoader
@@ -112,7 +112,7 @@ def test_two_jobs_that_start_at_once_download_each_range_once(
     command = [sys.executable, "-c", textwrap.dedent(program), f"{proxy.url}/data"]
     proxy.limits(latency_s=0.2)  # so that both are at it at the same time
     jobs = [subprocess.Popen([*command, str(tmp_path / "cache")]) for _ in range(2)]
-    assert [job.wait(120) for job in jobs] == [0, 0]
+    assert [job.wait(LIMIT_S) for job in jobs] == [0, 0]
     asked = Counter((one.path, one.range) for one in proxy.figures().log if one.sent > 20_000)
     assert len(asked) == 2 * len(list((folder / "data").glob("*.shard")))  # all ranges of all
     # By four processes. Second requests need eight transfers to be late by; none has so many.
@@ -140,7 +140,7 @@ def test_a_killed_job_leaves_what_the_next_one_can_use(
         assert job.stdout is not None
         job.stdout.readline()
         job.send_signal(signal.SIGKILL)
-        job.wait(60)
+        job.wait(LIMIT_S)
     want = batches(DataLoader(dataset(folder / "data"), batch_size=None))
     there = dataset(f"{proxy.url}/data", tmp_path / "cache")
     assert batches(DataLoader(there, batch_size=None, num_workers=2)) == want
@@ -247,7 +247,7 @@ def read_only_run(url: str, cache: Path, workers: int, start: str, *options: str
         [unshare, "-m", "sh", "-c", mount, "sh", *command],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT_S,
     )
     if done.returncode and "mount" in done.stderr and "Traceback" not in done.stderr:
         pytest.skip(f"NOT TESTED HERE: {done.stderr}")
@@ -339,7 +339,7 @@ def test_a_manifest_is_downloaded_once_by_all_that_share_a_cache(
             assert rank.stdout is not None
             assert rank.stdout.readline() == b"ready\n"
         for rank in ranks:
-            rank.communicate(b"\n", 120)
+            rank.communicate(b"\n", LIMIT_S)
         assert [rank.returncode for rank in ranks] == [0, 0, 0]
     assert sorted(manifests(proxy)) == [*[128] * 3, size]
 

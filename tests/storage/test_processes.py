@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import servers, worker_programs
+from support import LIMIT_S, servers, worker_programs
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.leftovers import nothing_left
@@ -35,7 +35,6 @@ from shardio.storage import ranges
 from shardio.storage.cache_layout import is_name
 
 RECORDS, BYTES = 160, 60_000
-LIMIT_S = 120  # of a test, which takes a second
 SLOW = pytest.mark.slow
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from support import LIMIT_S
 
 from shardio.errors import StorageError
 from shardio.storage import ranges
@@ -15,7 +16,6 @@ from shardio.storage.ranges import LEAST_IN_FLIGHT, Range, Ranges, Released
 from shardio.storage.transfers import Figures
 
 PIECE = LEAST_IN_FLIGHT // 4  # four of them fill the budget
-LIMIT_S = 30.0
 
 
 class Sender:

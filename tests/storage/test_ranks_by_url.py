@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import object_stores, programs, servers, url_rank_programs
+from support import LIMIT_S, object_stores, programs, servers, url_rank_programs
 from support.fault_proxy import fault_proxy
 from support.faults import Rule
 from support.url_rank_programs import GLOBAL_BATCH, STOP, Steps, dataset, rows
@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 import shardio
 
 RECORDS, RANKS = 96, 2
-LIMIT_S = 150  # of the program, which takes some 10 s
 
 
 @pytest.fixture(scope="module")

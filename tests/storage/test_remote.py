@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import servers
+from support import LIMIT_S, servers
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from torch.utils.data import DataLoader
@@ -229,7 +229,7 @@ def run(program: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def ended(pid: int, limit_s: float = 60) -> bool:
+def ended(pid: int, limit_s: float = LIMIT_S) -> bool:
     """Wait for a process that is not this one's child."""
     try:
         descriptor = os.pidfd_open(pid)
@@ -259,7 +259,7 @@ def test_the_helper_ends_with_its_owner(web: servers.Web, how: signal.Signals | 
         else:
             owner.send_signal(how)
         assert ended(helper)
-        owner.wait(60)
+        owner.wait(LIMIT_S)
 
 
 def test_a_killed_helper_is_named_and_replaced(proxy: FaultProxy) -> None:
@@ -327,7 +327,7 @@ def test_a_loader_process_of_a_parent_with_a_client_uses_a_helper(
             print(sorted(labels) == list(range(120)))
     """
     with run(program, f"{web.url}/data") as trainer:
-        said, _ = trainer.communicate(timeout=120)
+        said, _ = trainer.communicate(timeout=LIMIT_S)
     assert said.strip() == "True"
 
 
@@ -496,5 +496,5 @@ def test_without_obstore_it_is_said_what_to_install(web: servers.Web) -> None:
             print(type(error).__name__, error)
     """
     with run(program, f"{web.url}/data") as trainer:
-        said, _ = trainer.communicate(timeout=60)
+        said, _ = trainer.communicate(timeout=LIMIT_S)
     assert "DependencyError" in said and "shardio-torch[remote]" in said

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import hub_server, object_stores, servers
+from support import LIMIT_S, hub_server, object_stores, servers
 from support.fault_proxy import fault_proxy
 from support.faults import Rule
 from support.object_stores import ObjectStore
@@ -203,7 +203,7 @@ def pages(files: list[tuple[str, int]]) -> Any:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from support import hub_server, identity_server, object_stores, servers
+from support import LIMIT_S, hub_server, identity_server, object_stores, servers
 from support.fault_proxy import fault_proxy
 from support.faults import Rule
 from torch.utils.data import DataLoader
@@ -320,7 +320,9 @@ def test_what_a_profile_runs_needs_boto3(
             print(type(error).__name__, error)
     """
     command = [sys.executable, "-c", textwrap.dedent(program), f"{s3.url}/{NAME}"]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    told = subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT_S, check=True
+    ).stdout
     assert "DependencyError" in told and "shardio-torch[remote-aws]" in told
 
 
@@ -644,7 +646,7 @@ def test_no_secret_is_behind_the_errors_of_a_process_with_a_client(
         given.append([url.replace("HOST", identities.url.partition("://")[2]), options])
     command = [sys.executable, "-c", textwrap.dedent(program)]
     asked = json.dumps(given)
-    done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0 and done.stdout.count("StorageError") >= 6
     assert CANARY not in done.stdout + done.stderr
 
@@ -895,7 +897,10 @@ def test_a_panic_of_the_client_is_an_error_of_the_request() -> None:
             print(error.kind, error.text)
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
     )
     assert "panicked" in done.stderr
     assert done.stdout.startswith("other the client failed: ") and "SECRET" not in done.stdout

@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import Any
 
 from shardio.storage import ranges
+from support import LIMIT_S
 from support.trees import ROOT, environment
 
-LIMIT_S = 120.0  # of the commands of one block
 FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```$", re.M | re.S)
 PROGRAMS = {
     "python": "",

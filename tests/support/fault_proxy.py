@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from support import LIMIT_S
 from support.faults import Rule
 
-LIMIT_S = 60.0  # for an answer of the proxy: it takes milliseconds
 TESTS = Path(__file__).resolve().parent.parent
 
 
@@ -79,6 +79,8 @@ class FaultProxy:
         connection_bandwidth: float | None = None,
         concurrency: int | None = None,
         busy_status: int | None = None,
+        gather: int = 0,
+        of: str = "",
     ) -> None:
         """Replace the limits, from each connection's next request on.
 
@@ -87,6 +89,8 @@ class FaultProxy:
         connection_bandwidth:  the same for each connection
         concurrency:           requests in work at once; more wait their turn, or are answered
                                `busy_status` (429 or 503) with `Retry-After: 1`
+        gather:                no request in whose "METHOD PATH RANGE" `of` is found, a regular
+                               expression, goes on before there are so many different ones
         """
         given = {name: value for name, value in locals().items() if name != "self"}
         self._do("limits", given)
@@ -104,6 +108,10 @@ class FaultProxy:
     def wait(self, **figures: int) -> None:
         """Wait until figures are at least so high: `wait(requests=3)`, `wait(faults=1)`."""
         self._do("wait", figures)
+
+    def settle(self) -> None:
+        """Wait until no request is in work: what clients that are gone asked for is done."""
+        self._do("settle")
 
     def refuse(self) -> None:
         """Stop to listen, and break all connections. The port stays the proxy's."""

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import json
 import math
+import re
 import resource
 import socket
 import struct
@@ -237,11 +238,28 @@ class Limits:
         connection_bandwidth: float | None = None,
         concurrency: int | None = None,
         busy_status: int | None = None,
+        gather: int = 0,
+        of: str = "",
     ) -> None:
         self.latency_s, self.connection_bandwidth = latency_s, connection_bandwidth
         self.busy_status, self.concurrency = busy_status, concurrency
         self.total = Bucket(bandwidth) if bandwidth else None
         self.slots = asyncio.Semaphore(concurrency) if concurrency else None
+        self._gather, self._of = gather, of
+        self._gathered: set[tuple[str, ...]] = set()
+        self._gate = asyncio.Event()
+
+    async def pass_gate(self, *request: str) -> None:
+        """Hold a request (method, path, range) until enough different ones are held."""
+        if self._gather and re.search(self._of, " ".join(request)):
+            self._gathered.add(request)
+            if len(self._gathered) >= self._gather:
+                self.open_gate()
+            await self._gate.wait()
+
+    def open_gate(self) -> None:
+        """Hold nothing, from now on."""
+        self._gate.set()
 
     def buckets(self) -> list[Bucket]:
         """Return the buckets of a new connection."""
@@ -269,6 +287,10 @@ class Connection:
         finally:
             self._client.close(reset)
             self._drop(reset)
+
+    def is_idle(self) -> bool:
+        """Return whether the client is there, and has sent nothing more."""
+        return self._client.is_idle()
 
     def _drop(self, reset: bool = False) -> None:
         if self._upstream is not None:
@@ -301,6 +323,7 @@ class Connection:
     async def _in_turn(
         self, request: Head, method: str, fault: Fault | None, entry: list[Any]
     ) -> str:
+        await self._limits.pass_gate(method, entry[1], entry[2])
         slots = self._limits.slots
         if slots is None:
             return await self._held(await self._answer(request, method, fault, entry))
@@ -452,7 +475,7 @@ class Proxy:
         self._port_holder.bind(("127.0.0.1", 0))
         self.port = int(self._port_holder.getsockname()[1])
         self._listening: asyncio.Task[None] | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], Connection] = {}
         self._changed = asyncio.Event()
 
     def listen(self) -> None:
@@ -472,9 +495,10 @@ class Proxy:
             while True:
                 client, _ = await loop.sock_accept(sock)
                 self.figures.connections += 1
-                task = asyncio.create_task(Connection(self, Peer(client)).serve())
-                self._connections.add(task)
-                task.add_done_callback(self._connections.discard)
+                connection = Connection(self, Peer(client))
+                task = asyncio.create_task(connection.serve())
+                self._connections[task] = connection
+                task.add_done_callback(self._connections.pop)
 
     def refuse(self, hold_s: float | None = None) -> None:
         """Listen no more, and break the connections that are idle or at work."""
@@ -500,9 +524,18 @@ class Proxy:
                 return
             await self._changed.wait()
 
+    async def _settle(self) -> None:
+        """Wait until no request is in work, or has been sent by a client and not been read."""
+        while True:
+            await asyncio.sleep(0.005)  # in which what came before this command is taken up
+            busy = (not one.is_idle() for one in self._connections.values())
+            if not self.figures.concurrent and not any(busy):
+                return
+
     async def obey(self, command: dict[str, Any]) -> Any:
         name, given = command["do"], command.get("with", {})
         if name == "limits":
+            self.limits.open_gate()
             self.limits = Limits(**given)
         elif name == "rules":
             self.choice = Choice([Rule(**rule) for rule in given])
@@ -513,6 +546,8 @@ class Proxy:
             self.figures.concurrent = self.figures.most_concurrent = now.concurrent
         elif name == "wait":
             await self._until(given)
+        elif name == "settle":
+            await self._settle()
         elif name == "refuse":
             self.refuse()
         elif name == "listen":

@@ -28,7 +28,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from support.servers import LIMIT_S, free_port, running
+from support import LIMIT_S
+from support.servers import free_port, running
 from support.trees import environment
 
 TESTS = Path(__file__).resolve().parent.parent

@@ -13,10 +13,9 @@ from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
 
-from support import programs
+from support import LIMIT_S, programs
 
-LIMIT_S = 60  # of a program that takes seconds
-CLOSED_S = 5  # until what was closed is closed
+CLOSED_S = 60  # until what was closed is closed, on a busy machine
 
 
 def descriptors() -> list[str]:

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
-LIMIT_S = 20.0
+from support import LIMIT_S
+
 _LISTED = (
     "<Contents><Key>{}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
     '<ETag>"d41d8cd98f00b204e9800998ecf8427e"</ETag><Size>{}</Size></Contents>'

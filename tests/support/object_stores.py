@@ -30,7 +30,8 @@ from typing import Any
 
 import pytest
 
-from support.servers import LIMIT_S, find_program, free_port, running
+from support import LIMIT_S
+from support.servers import find_program, free_port, running
 from support.trees import environment
 
 TESTS = Path(__file__).resolve().parent.parent

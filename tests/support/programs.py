@@ -22,8 +22,9 @@ from typing import NamedTuple
 from support.trees import environment
 
 MARK = "SHARDIO_TESTS_MARK"
-# torch's workers look every 5 s whether their parent still lives; what is there later is left over.
-GRACE_S = 15.0
+# torch's workers look every 5 s whether their parent still lives; what is there long after that is
+# left over.
+GRACE_S = 60.0
 
 
 class Done(NamedTuple):

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from shardio import CenterCrop, Order, RandomResizedCrop, ShardDataset
+from support import LIMIT_S
 
 EPOCHS = 3
 GLOBAL_BATCH = 16
@@ -91,7 +92,7 @@ def train(model: nn.Module, dataset: ShardDataset, workers: int) -> list[Steps]:
 
 def main(folder: str, out: str) -> None:
     # Sooner than the test's own limit, so that gloo says who waited for whom.
-    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=40))
+    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=LIMIT_S / 2))
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     seen: dict[str, Any] = {}
     for tail, workers in CASES:

@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 import pytest
 
-from support import programs, servers
+from support import LIMIT_S, programs, servers
 
-LIMIT_S = 300  # for all that a module does with a cluster
 _OBJECTS = 80 << 20  # bytes of a node's object store; Ray takes 75 MiB at least
 _MEMORY = 1 << 30  # bytes that Ray thinks a node has
 
@@ -37,7 +36,7 @@ class Cluster(NamedTuple):
             *("-m", "ray.scripts.scripts", "start", "--block", "--node-ip-address=127.0.0.1"),
             *(f"--num-cpus={cpus}", f"--object-store-memory={_OBJECTS}", f"--memory={_MEMORY}"),
             *(options or (f"--address={self.address}",)),
-            limit_s=LIMIT_S,
+            limit_s=6 * LIMIT_S,  # for all that a module does with it
         )
         try:
             if not program.read_until("This command will now block"):

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import pytest
 
-LIMIT_S = 60.0  # for a server to begin and to end: both take a second at most
+from support import LIMIT_S
 
 
 def free_port() -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from support import servers
+from support import LIMIT_S, servers
 from support.trees import environment
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
@@ -83,7 +83,7 @@ def _munged(home: Path, folder: Path, key: Path) -> Iterator[None]:
     options = [f"--{name}={path}" for name, path in paths.items()]
     line = [servers.find_program("munged") or "munged", "--foreground", "--force", *options]
     with servers.started(line, folder) as process:
-        until = time.monotonic() + servers.LIMIT_S
+        until = time.monotonic() + LIMIT_S
         while not (home / "munge").exists():
             if process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError(f"munged does not listen: {(folder / 'log').read_text()}")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from support import faults, servers
+from support import LIMIT_S, faults, servers
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.leftovers import nothing_left
@@ -50,11 +50,15 @@ class Got(NamedTuple):
 
 
 def get(
-    proxy: FaultProxy, timeout: float = 60.0, method: str = "GET", body: bytes | None = None
+    proxy: FaultProxy,
+    timeout: float = LIMIT_S,
+    method: str = "GET",
+    body: bytes | None = None,
+    path: str = "/x",
 ) -> Got:
     client = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=timeout)
     with contextlib.closing(client):
-        client.request(method, "/x", body, headers=RANGE)
+        client.request(method, path, body, headers=RANGE)
         answer = client.getresponse()
         names = ("Content-Range", "ETag", "Retry-After")
         fields = [answer.headers.get(name, "") for name in names]
@@ -113,7 +117,7 @@ def test_a_broken_answer_is_given_once_and_then_the_right_one(store: Store, kind
     store.proxy.rules(Rule(kind, times=1))
     store.proxy.reset()
     with pytest.raises(BREAKS[kind]):
-        get(store.proxy, timeout=0.2)
+        get(store.proxy, timeout=0.2 if BREAKS[kind] is TimeoutError else LIMIT_S)
     assert store.proxy.figures().faults == {kind: 1}
     if kind == "refused":
         with pytest.raises(ConnectionRefusedError):
@@ -126,7 +130,7 @@ def test_a_broken_answer_is_given_once_and_then_the_right_one(store: Store, kind
 def test_half_of_a_body_comes_before_it_breaks(store: Store, kind: str) -> None:
     store.proxy.rules(Rule(kind))
     store.proxy.reset()
-    with socket.create_connection(("127.0.0.1", store.proxy.port), 60) as client:
+    with socket.create_connection(("127.0.0.1", store.proxy.port), LIMIT_S) as client:
         client.sendall(b"GET /x HTTP/1.1\r\nHost: x\r\nRange: bytes=1000-200999\r\n\r\n")
         store.proxy.wait(sent=len(PART) // 2)
         if kind == "stall":
@@ -174,7 +178,7 @@ def test_figures_tell_what_went_through(store: Store) -> None:
     store.proxy.reset()
     size = len(get(store.proxy).body)
     assert get(store.proxy).status == 206
-    store.proxy.wait(requests=2, sent=size + len(PART))
+    store.proxy.settle()
     figures = store.proxy.figures()
     assert figures.requests == figures.connections == 2
     assert (figures.concurrent, figures.most_concurrent) == (0, 1)
@@ -186,16 +190,14 @@ def test_figures_tell_what_went_through(store: Store) -> None:
 
 
 def test_one_connection_is_slow_and_another_is_not(store: Store) -> None:
-    store.proxy.limits(connection_bandwidth=5e5)
+    store.proxy.limits(connection_bandwidth=1e3)  # for 200 s
     store.proxy.reset()
-    with ThreadPoolExecutor(2) as threads:
-        limited = threads.submit(get, store.proxy)
+    with socket.create_connection(("127.0.0.1", store.proxy.port)) as limited:
+        limited.sendall(b"GET /x HTTP/1.1\r\nHost: x\r\nRange: bytes=1000-200999\r\n\r\n")
         store.proxy.wait(sent=1)
         store.proxy.limits()
-        free = threads.submit(get, store.proxy)
-        assert free.result().body == PART
-        assert not limited.done()  # it takes 0.4 s at the least
-        assert limited.result().body == PART
+        assert get(store.proxy).body == PART
+        assert store.proxy.figures().concurrent == 1
 
 
 def test_the_bandwidth_in_all_is_shared_and_the_latency_is_not(store: Store) -> None:
@@ -214,6 +216,28 @@ def test_the_bandwidth_in_all_is_shared_and_the_latency_is_not(store: Store) -> 
     assert store.proxy.figures().most_concurrent >= 2
     store.proxy.limits(bandwidth=4e6)
     assert seconds(4) >= 3.5 * len(PART) / 4e6
+
+
+def test_requests_are_held_until_others_are_there(store: Store) -> None:
+    store.proxy.limits(gather=2, of="[?]a")
+    store.proxy.reset()
+    with ThreadPoolExecutor(3) as threads:
+        held = [threads.submit(get, store.proxy, path="/x?a") for _ in range(2)]  # one and the same
+        store.proxy.wait(concurrent=2)
+        assert get(store.proxy, path="/x?b").status == 206
+        assert not any(one.done() for one in held)
+        assert get(store.proxy, path="/x?a=2").status == 206
+        assert [one.result().status for one in held] == [206, 206]
+        assert get(store.proxy, path="/x?a").status == 206  # from then on
+
+
+def test_what_a_client_that_is_gone_asked_for_is_waited_for(store: Store) -> None:
+    store.proxy.limits(latency_s=0.05)
+    store.proxy.reset()
+    with socket.create_connection(("127.0.0.1", store.proxy.port)) as client:
+        client.sendall(b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n" * 3)
+    store.proxy.settle()
+    assert store.proxy.figures().concurrent == 0 and store.web.requests()[-1].status == 200
 
 
 def test_more_than_the_concurrency_wait_or_are_sent_away(store: Store) -> None:
@@ -296,7 +320,7 @@ def test_uploads_and_answers_of_each_framing_pass(answer: bytes, rules: tuple[Ru
 
 def test_an_upload_is_asked_to_go_on() -> None:
     with answering(FULL) as (proxy, taken):
-        with socket.create_connection(("127.0.0.1", proxy.port), 60) as client:
+        with socket.create_connection(("127.0.0.1", proxy.port), LIMIT_S) as client:
             client.sendall(
                 b"PUT /x HTTP/1.1\r\nContent-Length: 1000\r\nExpect: 100-continue\r\n\r\n"
             )

@@ -5,6 +5,7 @@ import http.client
 import urllib.parse
 from pathlib import Path
 
+from support import LIMIT_S
 from support.hub_server import Request, hub
 from support.leftovers import nothing_left
 
@@ -13,7 +14,7 @@ BODY = bytes(range(256))
 
 def ask(url: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
     parts = urllib.parse.urlsplit(url)
-    client = http.client.HTTPConnection(parts.netloc, timeout=60)
+    client = http.client.HTTPConnection(parts.netloc, timeout=LIMIT_S)
     with contextlib.closing(client):
         client.request("GET", f"{parts.path}?{parts.query}", headers=headers)
         answer = client.getresponse()

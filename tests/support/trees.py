@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from support import command_server
+from support import LIMIT_S, command_server
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 JPEG = b"\xff\xd8\xff\xe0"
@@ -125,7 +125,7 @@ def on_a_terminal(*arguments: str | Path, size: int = 1 << 16, **variables: str)
     except OSError:  # Linux says EIO where the other side is closed
         pass
     os.close(ours)
-    return process.wait(timeout=60), seen.decode()
+    return process.wait(timeout=LIMIT_S), seen.decode()
 
 
 def shardio(

@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from shardio import Order, ShardDataset, ShardLoader, Storage
+from support import LIMIT_S
 
 GLOBAL_BATCH, STOP, EPOCH = 16, 3, 1
 
@@ -64,7 +65,7 @@ def read(url: str, storage: Mapping[str, Any], world_size: int) -> dict[str, Any
 
 
 def main(out: str, *sources: str) -> None:
-    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=LIMIT_S))
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     found = []
     for source in sources:

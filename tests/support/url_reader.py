@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from support import LIMIT_S
+
 TESTS = Path(__file__).resolve().parent.parent
 
 
@@ -70,7 +72,7 @@ def url_reader(*, holds_client: bool, threads: int = 1) -> Iterator[UrlReader]:
         with contextlib.suppress(OSError):
             process.stdin.close()
         try:
-            process.wait(20)
+            process.wait(LIMIT_S)
         finally:
             process.kill()
             process.wait()
@@ -112,7 +114,7 @@ def main(holds_client: str, threads: str) -> None:
             done["took_s"] = time.monotonic() - start
             done["figures"] = {} if figures is None else vars(figures)
             there = found = None
-            limit = time.monotonic() + 5
+            limit = time.monotonic() + LIMIT_S
             while (left := ranges.ranges().in_flight) and time.monotonic() < limit:
                 gc.collect()  # an error may hold frames, and they files
                 time.sleep(0.005)

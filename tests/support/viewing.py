@@ -6,9 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support import LIMIT_S
 from support.trees import environment
-
-LIMIT_S = 60
 
 
 class Viewer:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import programs
+from support import LIMIT_S, programs
 from support.frameworks import BECOME, COUNTS, HERE, PYTHON, needs_them, numbered
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -22,7 +22,6 @@ Packed = Callable[..., Path]
 
 N = sum(COUNTS)  # 7 steps of two ranks with batches of 8, and 15 repeats
 STEPS, EPOCHS = 7, 3
-LIMIT_S = 300  # of a program that takes some 10 s
 PLACES = {  # of each program, a checkpoint of the middle of the second epoch, and its step
     "lightning_fit.py": ("epoch=1-step=9.ckpt", 9),
     "accelerate_fit.py": ("1-3", STEPS + 3),

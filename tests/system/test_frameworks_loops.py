@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import programs
+from support import LIMIT_S, programs
 from support.frameworks import BECOME, HERE, PYTHON, needs_them, numbered
 
 from shardio import ShardDataset
 
 N, STEPS, EPOCHS = 97, 13, 3
-LIMIT_S = 300
 
 Steps = list[list[int]]
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support import gpu
+from support import LIMIT_S, gpu
 
 from benchmarks.data import CIFAR, PHOTOS, Data
 from benchmarks.harness import EntryProcess
@@ -121,7 +121,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> parts.Options:
     return parts.Options(None, tmp_path / "out", rehearse=False, quick=False)
 
 
-def part(code: str, limit_s: float = 60, judge: Any = None) -> parts.Part:
+def part(code: str, limit_s: float = LIMIT_S, judge: Any = None) -> parts.Part:
     """A part whose program is this code; it is given the file to write."""
 
     def command(options: parts.Options, out: Path) -> list[str]:
@@ -199,9 +199,9 @@ __main__.main(["probe", "--rehearse", "--out", {str(tmp_path)!r}])
         assert started.poll() is None
     handle = os.pidfd_open(int(log.read_text()))
     started.terminate()
-    assert started.wait(60) and started.stdout.read()
+    assert started.wait(LIMIT_S) and started.stdout.read()
     started.stdout.close()
-    assert select.select([handle], [], [], 60)[0]  # it has ended
+    assert select.select([handle], [], [], LIMIT_S)[0]  # it has ended
     os.close(handle)
     assert json.loads(result.read_text())["why"] == "the call was ended while it ran"
 

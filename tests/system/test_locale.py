@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import LIMIT_S
 from support.trees import content, environment, noise, plant
 
 LATIN, ASCII, UTF8 = "ISO-8859-1", "ascii", "UTF-8"
@@ -56,7 +57,7 @@ def run(locales: Path, locale: str, *commands: list[str]) -> list[dict[str, Any]
         [sys.executable, "-c", PROGRAM, starts, json.dumps(commands)],
         capture_output=True,
         env=env,
-        timeout=60,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr.decode(errors="replace")
     found = [json.loads(line) for line in done.stdout.splitlines()]
@@ -204,7 +205,9 @@ for path, _ in contest.files(out, source, 2):
     for locale in LOCALES:
         paths = [str(tmp_path / name) for name in ("src", locale, f"{locale}.csv")]
         env = environment() | {"LOCPATH": str(locales)} | LOCALES[locale]
-        subprocess.run([sys.executable, "-c", program, *paths], env=env, timeout=60, check=True)
+        subprocess.run(
+            [sys.executable, "-c", program, *paths], env=env, timeout=LIMIT_S, check=True
+        )
     first = content(tmp_path / UTF8)
     assert first == content(tmp_path / LATIN) == content(tmp_path / ASCII)
 
@@ -218,7 +221,7 @@ def test_names_that_the_terminal_cannot_show_are_escaped(locales: Path, tmp_path
         [sys.executable, "-m", "shardio", "pack", str(tmp_path / "src"), str(tmp_path / "out")],
         capture_output=True,
         env=env,
-        timeout=60,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 1
     assert b"\\u732b\\xe9/1.jpg: is not an image" in done.stderr

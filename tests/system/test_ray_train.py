@@ -6,13 +6,12 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from support import programs, servers
+from support import LIMIT_S, programs, servers
 from support.frameworks import BECOME, COUNTS, PYTHON, needs_them, numbered
 from support.pages import blocks, replaced
 
 N, WORKERS, BATCH, STEPS, EPOCHS = sum(COUNTS), 2, 6, 9, 2  # 97 records, and 11 repeats
 EVERY, KILLED = 3, 5  # a checkpoint each 3 steps; worker 1 dies in step 5 of the second epoch
-LIMIT_S = 240  # of the program, which takes some 60 s
 # What the test adds: a line for each step that is trained, and the death of a worker.
 LOG = f"""
             rank = torch.distributed.get_rank()

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support import programs
+from support import LIMIT_S, programs
 
 import shardio
 
@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "recipes.md"
 HERE = ROOT / "tests" / "frameworks"
 PYTHON = HERE / ".venv" / "bin" / "python"
-LIMIT_S = 300
 BECOME = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"  # another Python, same environment
 N = 10
 CAPTIONS = 4  # one batch, since CLIP's smallest model takes seconds for it

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support import object_stores
+from support import LIMIT_S, object_stores
 from support.pages import blocks, replaced
 from support.trees import environment, picture, plant
 
@@ -36,7 +36,7 @@ def test_the_recipe_of_minio_packs_and_trains(tmp_path: Path) -> None:
             env=environment(PYTHON=sys.executable, HOME=str(tmp_path)),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=LIMIT_S,
         )
     assert done.returncode == 0, done.stderr
     assert "8 files, 2 classes" in done.stdout

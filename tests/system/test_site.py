@@ -9,6 +9,7 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
+from support import LIMIT_S
 from support.trees import ROOT
 
 import shardio
@@ -33,7 +34,7 @@ def build(docs: Path, out: Path) -> str:
         [*BUILD, "--doctree-dir", f"{out}.trees", str(docs), str(out)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=LIMIT_S,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"},
     )
     return done.stderr if done.returncode else ""

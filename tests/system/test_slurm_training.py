@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import programs, servers, slurm, small_datasets
+from support import LIMIT_S, programs, servers, slurm, small_datasets
 from support.pages import blocks, replaced
 
 COUNTS = [13, 20, 3, 12]
 N, TASKS, BATCH, STEPS, EPOCHS = sum(COUNTS), 2, 3, 8, 2
 EVERY, KILLED = 3, 5  # a checkpoint each 3 steps; task 1 ends in step 5 of the second epoch
-LIMIT_S = 150  # of a job, which takes some 30 s
 # What the test adds: a line for each step that is trained, and the end of a task, or of its node.
 ENDS = {
     "a killed task": "os.kill(os.getpid(), 9)",

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import small_datasets
+from support import LIMIT_S, small_datasets
 from support.json_keys import check_keys
 from support.trees import command, environment, shardio, shardio_json
 
@@ -574,7 +574,7 @@ def host() -> Iterator[Host]:
 
 def gone(pids: list[int]) -> bool:
     """Whether these processes have ended; waits for who buries them."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + LIMIT_S
     while time.monotonic() < until:
         # A zombie whose parent was killed is the init process's to bury, which some containers lack
         states = [machine._stat(pid)[:1] for pid in pids]
@@ -649,7 +649,7 @@ def test_an_orphan_that_holds_the_pipe_holds_up_nobody() -> None:
         start_new_session=True,
     ) as process:
         assert process.stdout
-        came = select.select([process.stdout], [], [], 60)[0]
+        came = select.select([process.stdout], [], [], LIMIT_S)[0]
         line = process.stdout.readline() if came else b""
         os.killpg(process.pid, signal.SIGKILL)
     assert json.loads(line or "{}") == {
@@ -664,7 +664,7 @@ def _broken(number: int) -> bytes:
 
 def running(pid: int, least: int) -> list[int]:
     """A process and its descendants, once there are so many."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + LIMIT_S
     while time.monotonic() < until:
         tree = machine.family(pid)
         if len(tree) >= least:
@@ -686,12 +686,12 @@ def test_interrupted_or_killed_it_leaves_nothing_behind(
         env=environment(TMPDIR=str(tmp_path)),
     ) as process:
         tree = running(process.pid, 2 if how == signal.SIGINT else 4)  # host, repeat, its worker
-        until = time.monotonic() + 60
+        until = time.monotonic() + LIMIT_S
         while how == signal.SIGKILL and not list(tmp_path.rglob("pymp-*")):
             assert time.monotonic() < until  # the worker's socket lies in a folder of its own
         assert list(tmp_path.iterdir())
         process.send_signal(how)
-        out, said = process.communicate(timeout=60)
+        out, said = process.communicate(timeout=LIMIT_S)
     assert (out, said) == (b"", b"shardio: interrupted\n" if how == signal.SIGINT else b"")
     assert process.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL)
     assert gone(tree[1:])

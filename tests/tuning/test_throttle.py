@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import LIMIT_S
 from support.trees import environment
 
 from shardio import StorageError, machine
@@ -87,7 +88,7 @@ def test_ctrl_c_leaves_no_group(cold: Path) -> None:
         members = process.stdout.readline().strip()
         assert Path(members).exists()
         process.send_signal(signal.SIGINT)
-        process.wait(20)
+        process.wait(LIMIT_S)
     assert not Path(members).exists()
 
 

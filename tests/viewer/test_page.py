@@ -17,9 +17,9 @@ from urllib.parse import quote
 
 import pytest
 from PIL import Image
-from support import reading, small_datasets
+from support import LIMIT_S, reading, small_datasets
 from support.trees import environment
-from support.viewing import LIMIT_S, Viewer
+from support.viewing import Viewer
 
 CLASSES = ("ant", "bee", "cat", "dog")
 COUNTS = [70, 0, 90, 40]  # records of each shard
@@ -112,7 +112,7 @@ def opened(browser: Any, viewer: Any) -> Iterator[Open]:
         site = viewer(dataset)
         context = browser.new_context(**options)
         contexts.append(context)
-        context.set_default_timeout(30_000)
+        context.set_default_timeout(1000 * LIMIT_S)
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("dialog", lambda dialog: (faults.append(dialog.message), dialog.dismiss()))

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from support import LIMIT_S
 
 from shardio.errors import OptionError
 from shardio.viewer.address import Fields
 from shardio.viewer.server import Answer, Server
-
-LIMIT_S = 30
 
 
 def site(path: str, fields: Fields) -> Answer:

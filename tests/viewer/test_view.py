@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support import servers
+from support import LIMIT_S, servers
 from support.small_datasets import CLASSES, FIELDS, flip, jpeg, make, shard_files
 from support.trees import environment, images, plant
 
@@ -439,7 +439,7 @@ def test_a_page_does_not_wait_for_the_index(folder: Path, monkeypatch: pytest.Mo
     go, plainly = threading.Event(), Columns.take
 
     def take(self: Columns, number: int, gathered: Any) -> None:
-        assert go.wait(60)
+        assert go.wait(LIMIT_S)
         plainly(self, number, gathered)
 
     monkeypatch.setattr(Columns, "take", take)
@@ -511,7 +511,7 @@ def test_many_threads_may_ask(folder: Path) -> None:
 
 def test_nothing_of_it_imports_torch() -> None:
     code = "import sys, shardio.viewer.view; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment(), timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment(), timeout=LIMIT_S)
 
 
 def test_a_network_that_fails_is_no_damage(tmp_path: Path) -> None:
