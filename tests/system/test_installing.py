@@ -19,6 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOT_OURS = (".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "*.so")
 NOT_OURS += (".hypothesis", "demo-data", "shardio-demo.*", ".data")
+NOT_AT_THE_TOP = ("carry", "gpu-check", "gpu-check.tgz")  # what docs/gpu-check.md makes there
 
 pytest.importorskip("setuptools", "77", reason="NOT RUN: no setuptools >= 77 to build with")
 
@@ -44,7 +45,12 @@ def build(hook: str, tree: Path, out: Path, *options: str) -> Path:
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Copy this tree, as a clone has it, to a folder called `shardio`."""
     copy = tmp_path_factory.mktemp("src") / "shardio"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*NOT_OURS))
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        patterns = NOT_OURS + NOT_AT_THE_TOP * (folder == str(ROOT))
+        return shutil.ignore_patterns(*patterns)(folder, names)
+
+    shutil.copytree(ROOT, copy, ignore=ignored)
     return copy
 
 
@@ -67,7 +73,7 @@ def files(folder: Path) -> set[str]:
 def test_the_source_distribution_has_what_the_tests_need(tree: Path, source: Path) -> None:
     written = {"PKG-INFO", "setup.cfg"}
     ours = {name for name in files(tree) if ".git" not in name}
-    assert files(source) - written == ours - written
+    assert files(source) - written == ours - written and "tools/gpu-check" in ours
 
 
 def test_no_environment_gets_into_the_source_distribution(tree: Path, tmp_path: Path) -> None:
