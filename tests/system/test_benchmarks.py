@@ -432,7 +432,7 @@ def test_slow_samples_are_compared(
 def test_loaders_are_compared_decoded_and_as_raw_pixels(
     here: type[Here], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Data, "photos", lambda self, _: self._originals())
+    monkeypatch.setattr(Data, "photos", lambda self, _: self.originals())
     for name, size, files in ((CIFAR, 32, 100), (PHOTOS, 48, 66)):
         jpeg = io.BytesIO()
         Image.linear_gradient("L").resize((size, size)).convert("RGB").save(jpeg, "JPEG")
