@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import LIMIT_S
 from support.json_keys import check_keys
 from support.programs import Program
 from support.trees import content, picture, plant, shardio_json
@@ -118,7 +119,7 @@ def test_of_a_large_folder_a_part_of_each_class_is_packed(
 def test_an_interrupted_demo_leaves_nothing(number: int, folder: Path, tmp_path: Path) -> None:
     before, groups = left_behind(), _groups()
     code = f"import os; os.chdir({str(tmp_path)!r}); from shardio.cli.main import main"
-    program = Program("-c", f"{code}; import sys; sys.exit(main(['demo']))", limit_s=60)
+    program = Program("-c", f"{code}; import sys; sys.exit(main(['demo']))", limit_s=LIMIT_S)
     assert program.read_until("$ shardio pack")  # the loaders are next
     os.kill(program.pid, number)
     done = program.finish()

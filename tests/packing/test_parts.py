@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from shardio import (
     pack,
     verify,
 )
-from shardio.packing import export_parts
+from shardio.packing import export_parts, journal
 from shardio.packing.gc import gc
 from shardio.storage import ranges
 
@@ -291,6 +292,9 @@ def test_parts_that_index_at_once_and_one_that_is_killed(
         proxy.wait(faults=1)
         assert (first.wait(LIMIT_S), last.wait(LIMIT_S)) == (0, 0)
         assert "is packing here" in shardio(*line, code=5).stderr  # the second is at work
+        while len(list(idx.glob(journal.SCAN_NOTE.format("*")))) < 5:
+            assert second.poll() is None
+            time.sleep(0.01)  # nothing tells when a note is there
         second.kill()
     proxy.rules()
     proxy.reset()

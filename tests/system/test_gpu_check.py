@@ -161,21 +161,30 @@ def test_a_part_that_fails_says_why(options: parts.Options) -> None:
 
 
 def test_a_part_over_its_limit_is_ended_with_all_that_it_started(
-    options: parts.Options, tmp_path: Path
+    options: parts.Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    class Begun(subprocess.Popen[bytes]):
+        """Its limit begins when it has started its child."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            while timeout == 0.5 and not (pid.exists() and pid.read_text()):
+                assert self.poll() is None
+            return super().wait(timeout)
+
+    pid = tmp_path / "pid"
+    monkeypatch.setattr(subprocess, "Popen", Begun)
     # A child in a session of its own, whose parent has gone when the part is ended.
     code = f"""
 import subprocess, time
 child = subprocess.Popen(["sleep", "600"], start_new_session=True)
-open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+open({str(pid)!r}, "w").write(str(child.pid))
 time.sleep(600)
 """
-    found = run(part(code, limit_s=3), options)
+    found = run(part(code, limit_s=0.5), options)
     assert found["status"] == "over its limit" and found["exit_code"] is None
     assert "it ran past its limit" in found["why"]
     assert "KeyboardInterrupt" in found["tail"]  # where it was
-    pid = int((tmp_path / "pid").read_text())
-    stat = Path(f"/proc/{pid}/stat")
+    stat = Path(f"/proc/{pid.read_text()}/stat")
     assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
