@@ -74,7 +74,7 @@ def test_nobody_minds_the_error_of_a_range_that_nobody_wants(proxy: FaultProxy) 
 
 
 def test_an_announced_range_that_failed_is_asked_for_anew(proxy: FaultProxy) -> None:
-    file = opened(proxy, 0.5)
+    file = opened(proxy, 2.0)
     proxy.rules(Rule("500", path="file"))
     file.will_need(0, 1000)
     with pytest.raises(StorageError, match=r"answered 500 .* \(\d+ attempts in"):
@@ -87,7 +87,7 @@ def test_an_announced_range_that_failed_is_asked_for_anew(proxy: FaultProxy) -> 
 def test_a_helper_that_ends_or_stops_is_named_and_replaced(
     proxy: FaultProxy, how: signal.Signals
 ) -> None:
-    file = opened(proxy, 0.5)
+    file = opened(proxy, 20.0 if how == signal.SIGKILL else 4.0)
     proxy.rules(Rule("timeout", path="file"))
     file.will_need(0, 1000)
     file.will_need(1 << 20, 1000)

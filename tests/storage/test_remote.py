@@ -347,7 +347,7 @@ def quick(url: str, **options: Any) -> Any:
 @pytest.mark.parametrize("kind", TRANSIENT)
 def test_a_fault_that_passes_changes_nothing(proxy: FaultProxy, kind: str, what: str) -> None:
     proxy.rules(Rule(kind, path=what, numbers=(0, 2)))
-    there = quick(f"{proxy.url}/data", timeout_s=2.0 if kind in ("timeout", "stall") else 8.0)
+    there = quick(f"{proxy.url}/data", timeout_s=5.0 if kind in ("timeout", "stall") else 20.0)
     for number in (3, 77):
         assert there[number]["image"] == image(number)
     assert proxy.figures().faults
@@ -401,7 +401,7 @@ def test_what_stalls_and_was_answered_takes_no_other_request_its_place(
     (folder / "blob").write_bytes(bytes(range(256)) * (1 << 13))
     proxy.limits(latency_s=0.02)
     proxy.rules(Rule("stall", path="blob", numbers=[10, 12]))
-    store = Store(proxy.url, timeout_s=20)
+    store = Store(proxy.url, timeout_s=LIMIT_S)  # neither is given up meanwhile
     ranges.share(64)  # of which this process may send two at once
     try:
         for number in range(30):
@@ -445,7 +445,7 @@ def test_a_shard_that_is_missing_or_another_is_damage(folder: Path, tmp_path: Pa
     shards[0].unlink()
     shards[1].write_bytes(shards[1].read_bytes()[:-1])
     with servers.nginx(tmp_path) as web:
-        there = quick(f"{web.url}/data", timeout_s=2.0)
+        there = quick(f"{web.url}/data", timeout_s=20.0)
         with pytest.raises(DamageError, match=r"names this shard, .* but it is not there"):
             there[0]
         second = int(there.reader.starts[1])

@@ -600,22 +600,22 @@ def test_a_row_that_dies_or_hangs_ends_alone(
 
     monkeypatch.setattr(bench_process, "memory_available", kill)
     with pytest.raises(FailedError, match=r"killed \(out of memory\?\)"):
-        host.ask(long, 60.0)
+        host.ask(long, LIMIT_S)
     monkeypatch.undo()
     serving = seen[0]
-    assert host.ask(asked(photos, seconds=0.01), 60.0)["rates"]  # the next one is fine
+    assert host.ask(asked(photos, seconds=0.01), LIMIT_S)["rates"]  # the next one is fine
     assert host._process is not None and host._process.pid == serving
     with pytest.raises(
         DecodeError, match=r"^record 7 of the dataset, "
     ):  # what is wrong with the data is no row's
         broken = small_datasets.make(photos.parent / "broken", [8], image=_broken)
-        host.ask(asked(broken, records=8, measured_records=8, workers=1), 60.0)
+        host.ask(asked(broken, records=8, measured_records=8, workers=1), LIMIT_S)
     with pytest.raises(FailedError, match="not packed: there is no such directory"):
-        host.ask(asked(photos / "nothing"), 60.0)
+        host.ask(asked(photos / "nothing"), LIMIT_S)
 
     def look() -> int:
         assert host._process is not None
-        seen[:] = machine.family(host._process.pid)
+        seen[:] = running(host._process.pid, 2)
         return 1 << 30
 
     monkeypatch.setattr(bench_process, "memory_available", look)

@@ -799,19 +799,21 @@ class Numbers(Dataset[int]):
         return index
 
 
-@pytest.mark.parametrize(("item_s", "step_s", "bound"), [(0.02, 0, "loader"), (0, 0.02, "compute")])
+@pytest.mark.parametrize(("item_s", "steps", "bound"), [(0.02, 0, "loader"), (0, 50, "compute")])
 def test_a_dataloader_is_judged(
-    item_s: float, step_s: float, bound: str, monkeypatch: pytest.MonkeyPatch
+    item_s: float, steps: int, bound: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """steps: a step takes so many times as long as the wait before it, whatever made that long."""
     monkeypatch.delenv("RANK", raising=False)
     lines: list[str] = []
     loader = DataLoader(Numbers(60, item_s), batch_size=2, num_workers=2, persistent_workers=True)
     watched = watch(loader, 10, alarm=1.0, print=lines.append)  # 1: other load may cost some waits
     for _ in range(2):
-        seen = []
+        seen, before = [], time.perf_counter()
         for batch in watched:
-            time.sleep(step_s)
+            time.sleep(steps * max(0.0004, time.perf_counter() - before))
             seen += batch.tolist()
+            before = time.perf_counter()
         assert seen == list(range(60))
     verdict = watched.judge()
     assert verdict is not None and verdict.bound == bound, verdict

@@ -67,7 +67,7 @@ def test_the_group_goes_when_what_runs_in_it_fails(cold: Path) -> None:
 
 def test_who_stays_in_it_is_sent_back(cold: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.tuning.throttle._LEAVE_S", 0.05)
-    with subprocess.Popen(["sleep", "60"]) as process:
+    with subprocess.Popen(["sleep", "inf"]) as process:
         with Group(cold) as group:
             Path(group.members).write_text(str(process.pid))
         assert groups() == [] and process.poll() is None
@@ -78,7 +78,7 @@ def test_ctrl_c_leaves_no_group(cold: Path) -> None:
     code = (
         "import sys, time\nfrom shardio.tuning.throttle import Group\n"
         "with Group(sys.argv[1]) as group:\n"
-        "    print(group.members, flush=True)\n    time.sleep(60)"
+        "    print(group.members, flush=True)\n    time.sleep(600)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(cold)], env=environment(), text=True,
