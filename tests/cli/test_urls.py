@@ -335,25 +335,25 @@ def test_files_of_a_folder_are_asked_for_at_once(proxy: FaultProxy, tmp_path: Pa
 def test_what_cannot_be_read_is_not_damaged(folder: Path, proxy: FaultProxy) -> None:
     name = min(path.name for path in (folder / "record").glob("*.shard"))
     proxy.rules(Rule("500", path=name))
-    done = run("verify", f"{proxy.url}/record", "--timeout", "1", "--jobs", "1", "--json", code=1)
+    done = run("verify", f"{proxy.url}/record", "--timeout", "4", "--jobs", "1", "--json", code=1)
     found = json.loads(done.stdout)
     assert found["damages"] == [] and len(found["unread"]) == 1 and name in found["unread"][0]
     whole = shardio.verify(folder / "record", jobs=1).records
     assert 0 < found["records"] < whole
-    done = run("verify", f"{proxy.url}/record", "--timeout", "1", "--jobs", "1", code=1)
+    done = run("verify", f"{proxy.url}/record", "--timeout", "4", "--jobs", "1", code=1)
     assert done.stdout.endswith(b": 1 shard could not be read; all others as packed\n")
 
 
 def test_verify_ends_soon_where_nothing_answers(folder: Path, proxy: FaultProxy) -> None:
     proxy.rules(Rule("500", path=r"\.shard$"))
-    found = shardio.verify(f"{proxy.url}/record", storage=Storage(timeout_s=0.5), jobs=1)
+    found = shardio.verify(f"{proxy.url}/record", storage=Storage(timeout_s=1.5), jobs=1)
     assert len(found.unread) == 4 and found.untried == shards(folder / "record") - 4 > 0
     assert str(found).endswith(" shards could not be read") and not found.damages
 
 
 def test_bench_says_what_cannot_be_read(proxy: FaultProxy) -> None:
     proxy.rules(Rule("500", path=r"\.shard$"))
-    done = run("bench", f"{proxy.url}/record", "--quick", "--timeout", "1", code=1)
+    done = run("bench", f"{proxy.url}/record", "--quick", "--timeout", "2", code=1)
     assert re.fullmatch(rb"shardio: .*\.shard: cannot read .* 500 .*\n", done.stderr)
 
 
@@ -393,4 +393,4 @@ def test_a_person_is_told_that_requests_fail(
 def test_unpack_names_what_cannot_be_read(proxy: FaultProxy, tmp_path: Path) -> None:
     proxy.rules(Rule("500", path=r"\.shard$"))
     with pytest.raises(StorageError, match=r"\.shard: cannot read bytes .*500"):
-        shardio.unpack(f"{proxy.url}/record", tmp_path / "out", storage=Storage(timeout_s=0.5))
+        shardio.unpack(f"{proxy.url}/record", tmp_path / "out", storage=Storage(timeout_s=2))

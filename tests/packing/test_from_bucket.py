@@ -298,7 +298,7 @@ def test_a_store_that_fails_for_good_ends_the_packing_which_goes_on_later(
     proxy.rules(Rule("500", path=r"flat/39\.jpg", method="GET"))
     out, url = tmp_path / "out", f"{s3.url}/flat"
     with pytest.raises(StorageError, match=r"answered 500(.|\n)*run the same command again"):
-        pack(url, out, storage(s3, proxy, timeout_s=1), shard_size=20_000, on_error="skip", jobs=1)
+        pack(url, out, storage(s3, proxy, timeout_s=4), shard_size=20_000, on_error="skip", jobs=1)
     with pytest.raises(NotPackedError):
         shardio.open(out)
     proxy.rules()
@@ -345,7 +345,7 @@ def test_what_changed_between_two_runs_is_told(
     with fault_proxy(s3.port) as proxy:
         proxy.rules(Rule("500", path=r"changing/39\.jpg", method="GET"))
         with pytest.raises(StorageError):
-            pack(url, out, storage(s3, proxy, 1), shard_size=6_000, jobs=1)
+            pack(url, out, storage(s3, proxy, 4), shard_size=6_000, jobs=1)
     other = tmp_path / "7.jpg"
     other.write_bytes(noise("other", 3_007))
     s3.put({"changing/7.jpg": other})  # of the same size

@@ -233,7 +233,7 @@ def test_a_store_that_fails_for_good_is_an_error_and_leaves_nothing(
 ) -> None:
     proxy.rules(Rule("500", method="GET"))
     with pytest.raises(StorageError, match=r"a\.tar: cannot read.*answered 500"):
-        index(f"{proxy.url}/large/a.tar", out=tmp_path / "idx", storage=Storage(timeout_s=1))
+        index(f"{proxy.url}/large/a.tar", out=tmp_path / "idx", storage=Storage(timeout_s=4))
     assert content(tmp_path / "idx") == {}
 
 

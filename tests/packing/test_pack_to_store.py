@@ -378,7 +378,7 @@ def test_faults_that_stay_leave_no_manifest_and_lose_nothing(
     once = {"retry_config": {"max_retries": 0}, **there.options}
     last = max(path.name for path in packed.glob("*.shard"))
     proxy.rules(Rule("500", method="PUT", path=last))
-    to = Storage(options=once, timeout_s=1)
+    to = Storage(options=once, timeout_s=4)
     with pytest.raises(StorageError, match=rf"/out/{last}: .*500"):
         shardio.pack(images, f"{there.url}/out", shard_size=SHARD, to=to, jobs=1)
     assert "manifest.json" not in names(bucket) and len(names(bucket)) > 3
@@ -519,7 +519,7 @@ def test_a_damaged_note_is_not_believed(
 ) -> None:
     there, work = bucket.through(proxy.port), tmp_path / "work"
     proxy.rules(Rule("500", method="PUT", path="manifest.json"))
-    to = Storage(options={"retry_config": {"max_retries": 0}, **there.options}, timeout_s=1)
+    to = Storage(options={"retry_config": {"max_retries": 0}, **there.options}, timeout_s=4)
     given = dict(shard_size=SHARD, work_dir=work)
     with pytest.raises(StorageError, match=r"manifest\.json"):
         shardio.pack(images, f"{there.url}/out", to=to, **given)
@@ -541,7 +541,7 @@ def test_an_interrupted_packing_that_has_changed_is_told(
     there, work = bucket.through(proxy.port), tmp_path / "work"
     source = write(tmp_path / "source")
     proxy.rules(Rule("500", method="PUT", path="manifest.json"))
-    to = Storage(options={"retry_config": {"max_retries": 0}, **there.options}, timeout_s=1)
+    to = Storage(options={"retry_config": {"max_retries": 0}, **there.options}, timeout_s=4)
     given = dict(shard_size=SHARD, work_dir=work)
     with pytest.raises(StorageError):
         shardio.pack(source, f"{there.url}/out", to=to, **given)
