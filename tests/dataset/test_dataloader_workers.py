@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from support import LIMIT_S, programs, worker_programs
-from support.leftovers import nothing_left
+from support.leftovers import nothing_left, of_killed_workers
 from support.programs import Program
 from support.small_datasets import flip, payload, shard_files
 from support.worker_programs import BATCH, WORKERS, decode, images, numbers
@@ -199,6 +199,7 @@ def kill_at(moment: Moment, folder: Path, gate: Path) -> None:
 FORKED, SPAWNED = moments(1, 6, ["fork"]), moments(2, 2, ["spawn"])
 
 
+@of_killed_workers
 @pytest.mark.parametrize(
     "moment",
     [*FORKED, SPAWNED[1], pytest.param(SPAWNED[0], marks=pytest.mark.slow)],
@@ -212,6 +213,7 @@ def test_a_killed_worker_is_an_error_and_leaves_nothing(
         kill_at(moment, folder, tmp_path / "gate")
 
 
+@of_killed_workers
 @pytest.mark.stress
 @pytest.mark.parametrize("moment", moments(3, 60, ["fork", "fork", "spawn"]), ids=str)
 def test_workers_killed_at_many_moments(packed: Packed, tmp_path: Path, moment: Moment) -> None:
@@ -220,6 +222,7 @@ def test_workers_killed_at_many_moments(packed: Packed, tmp_path: Path, moment: 
         kill_at(moment, folder, tmp_path / "gate")
 
 
+@of_killed_workers
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.stress)])
 def test_a_persistent_worker_killed_between_epochs_is_an_error(packed: Packed, method: str) -> None:
     folder = packed(COUNTS)

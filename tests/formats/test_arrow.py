@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import LIMIT_S
 from support.table_conformance import FILES, TableConformance
 from support.trees import shardio_json
 
@@ -319,7 +320,7 @@ def test_damage_before_indexing_ends_in_values_or_an_error(tmp_path: Path, name:
     path = tmp_path / "x.arrow"
     pid = os.fork()
     if pid == 0:
-        signal.alarm(120)
+        signal.alarm(LIMIT_S)
         status = 1
         try:
             resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))

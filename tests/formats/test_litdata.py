@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import LIMIT_S
 from support.conformance import FormatConformance
 from support.conformance import sample as make_sample
 from support.litdata_writer import LEAF, item, save
@@ -347,7 +348,7 @@ def test_damage_ends_in_values_or_an_error(tmp_path: Path, name: str, indexed: b
     index(folder)
     pid = os.fork()
     if pid == 0:
-        signal.alarm(120)
+        signal.alarm(LIMIT_S)
         status = 1
         try:
             resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))

@@ -486,7 +486,7 @@ def in_child(work: Callable[[], None]) -> int:
     pid = os.fork()
     if pid == 0:
         status = 1
-        signal.alarm(60)  # a child that waits for ever fails the test, rather than hang it
+        signal.alarm(LIMIT_S)  # a child that waits for ever fails the test, rather than hang it
         try:
             work()
             status = 0

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import LIMIT_S
 
 from shardio.dataset.protocol import BatchIterator
 from shardio.loader.device import DeviceOptions, DevicePrefetcher, Target
@@ -25,7 +26,7 @@ from shardio.loader.device_crops import Cropper
 from shardio.loader.job_thread import Job, JobThread
 from shardio.loader.transfer import DeviceBatch, LaterBatch, Transfer
 
-PATIENCE_S = 60.0  # until a test that waits for another thread fails
+PATIENCE_S = LIMIT_S  # until a test that waits for another thread fails
 
 
 class Threaded(Transfer):

@@ -24,7 +24,7 @@ import pytest
 from support import LIMIT_S, servers, worker_programs
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
-from support.leftovers import nothing_left
+from support.leftovers import nothing_left, of_killed_workers
 from support.url_reader import digest, url_reader
 from torch.utils.data import DataLoader
 
@@ -248,8 +248,7 @@ def death(train: Callable[[], None], kill: Kill) -> str:
     return told
 
 
-# torch leaves the socket open by which a killed worker was to hand over the batch's memory.
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+@of_killed_workers
 @pytest.mark.parametrize(("kind", "stage"), KILLS)
 def test_a_loader_process_that_is_killed_is_told_and_a_rerun_is_right(
     proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, stage: str
