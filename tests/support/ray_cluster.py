@@ -13,6 +13,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -28,6 +29,17 @@ class Cluster(NamedTuple):
 
     address: str
     folder: str  # of all that Ray writes
+
+    def at_work(self) -> list[int]:
+        """Return the processes that are at a task; their titles say so. Needs /proc."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
+                title = (process / "cmdline").read_bytes()
+                if title.startswith(b"ray::") and not title.startswith(b"ray::IDLE"):
+                    log = os.readlink(process / "fd" / "1")
+                    found += [int(process.name)] * log.startswith(self.folder)
+        return found
 
     @contextlib.contextmanager
     def node(self, cpus: int, *options: str) -> Iterator[programs.Program]:
