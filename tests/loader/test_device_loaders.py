@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import programs, small_datasets
+from support import LIMIT_S, programs, small_datasets
 from support.gpu import DEVICES, gpu
 from torch.utils.data import DataLoader
 
@@ -336,5 +336,5 @@ print("and leaves", flush=True)
 @gpu  # on the CPU there is nothing to unlock, and to start it takes seconds
 def test_a_program_that_ends_in_a_pass_ends_silently(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    done = programs.run(tmp_path / "program.py", folder, "cuda", limit_s=120)
+    done = programs.run(tmp_path / "program.py", folder, "cuda", limit_s=LIMIT_S)
     assert (done.code, done.output, done.left) == (0, "and leaves\n", []), done

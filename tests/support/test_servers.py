@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support import programs, servers
+from support import LIMIT_S, programs, servers
 from support.leftovers import nothing_left
 
 BODY = bytes(range(256)) * 40
@@ -85,5 +85,5 @@ def test_a_server_ends_with_a_test_that_is_killed(
     """
     with tempfile.TemporaryDirectory() as scratch:  # where the killed one leaves its own
         monkeypatch.setenv("TMPDIR", scratch)
-        done = programs.run("-c", program, tmp_path, limit_s=60)
+        done = programs.run("-c", program, tmp_path, limit_s=LIMIT_S)
     assert (done.code, done.left) == (-9, [])

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support import servers
+from support import LIMIT_S, servers
 
 import shardio
 from benchmarks import __main__ as command_line
@@ -293,7 +293,7 @@ def test_storage_with_a_limit_is_measured(archives: Path, tmp_path: Path) -> Non
     try:
         with throttle.Group(tmp_path, 500) as group:
             cold = Cold(tmp_path, what.records, what.payload, what.where, group)
-            found = cold.compete(what.entries(0), 1, limit_s=60.0)
+            found = cold.compete(what.entries(0), 1, limit_s=LIMIT_S)
     except StorageError as error:
         pytest.skip(f"NOT TESTED HERE: {error}")
     (folder,), (shards,) = found[limits.FOLDER], found[limits.DATALOADER]

@@ -190,6 +190,24 @@ def test_the_tests_mirror_the_rooms() -> None:
             assert path.split("/")[1] in rooms | others, path
 
 
+OWN_LIMIT = re.compile(
+    r"\btimeout=\d\d+\b|\.(?:wait|join|result)\(\d\d+\)|programs\.run\(.*limit_s=\d"
+)
+
+
+def test_all_that_may_hang_in_tests_has_one_limit() -> None:
+    """It is `support.LIMIT_S`. Limits of their own were too short when the machine was busy."""
+    found = [
+        f"{path}:{number}: {line.strip()}"
+        for path, (text, _) in modules(ROOT, "tests").items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if OWN_LIMIT.search(line)
+    ]
+    assert not found, "\n".join(found)
+    seen = "process.wait({0}) run(line, timeout={0}) result(LIMIT_S) timeout=LIMIT_S"
+    assert len(OWN_LIMIT.findall(seen.format(60))) == 2
+
+
 def test_no_test_imports_a_test() -> None:
     for path, (_, tree) in modules(ROOT, "tests").items():
         for node in ast.walk(tree):
