@@ -5,7 +5,6 @@ there before), from it on the whole dataset; and the same command, run again, en
 bytes of a packing that nobody disturbed.
 """
 
-import compileall
 import os
 import random
 import re
@@ -22,7 +21,16 @@ from typing import Any
 import pytest
 from support import LIMIT_S
 from support.packing import grouped
-from support.trees import ROOT, command, content, environment, images, plant, shardio, shards
+from support.trees import (
+    command,
+    compile_package,
+    content,
+    environment,
+    images,
+    plant,
+    shardio,
+    shards,
+)
 
 from shardio.dataset import sequence as sequences
 from shardio.errors import NotPackedError
@@ -80,9 +88,7 @@ class Stage:
     """A folder with sources, and an undisturbed run of each scene."""
 
     def __init__(self, folder: Path) -> None:
-        # Calls are known by their number, and a module that another process compiles between two
-        # runs is one `openat` less in the second.
-        compileall.compile_dir(ROOT / "shardio", quiet=2)
+        compile_package()
         self.folder = folder
         self.source = plant(folder / "src", images(2, 3, 200))
         plant(folder / "bad", {**images(2, 3, 200), "class0/no.jpg": b"no image"})

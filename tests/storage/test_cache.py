@@ -187,7 +187,7 @@ def test_a_forked_child_does_not_keep_the_claim_of_a_killed_parent(folder: Path)
     assert word == "forked"
     holder.kill()
     file = open_shard(cache_at(folder))
-    claim = file.claim(0, timeout_s=20)
+    claim = file.claim(0, timeout_s=LIMIT_S)
     os.kill(int(pid), 0)  # the child still lives
     assert claim is not None
     holder.communicate()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from support import LIMIT_S
 from support.caching import arguments, cache_at, environment, fill, is_right, open_shard
+from support.trees import compile_package
 
 STRACE = shutil.which("strace")
 pytestmark = pytest.mark.skipif(STRACE is None, reason="strace is not installed: no crash tests")
@@ -53,6 +54,7 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, int]]:
     """The calls that touch the cache: name, and which of its kind in the whole process."""
+    compile_package()
     base = tmp_path_factory.mktemp("rehearsal")
     done = run(base / "cache", "-y", "-o", str(base / "log"))
     assert done.stdout == "done\n", done.stderr

@@ -154,7 +154,7 @@ def test_what_fails_for_good_is_an_error_and_no_empty_folder(
 ) -> None:
     with fault_proxy(s3.port) as proxy:
         proxy.rules(Rule(kind))
-        found = place(s3.through(proxy.port), monkeypatch, timeout_s=1)
+        found = place(s3.through(proxy.port), monkeypatch, timeout_s=4)
         with pytest.raises(StorageError, match=rf"{FOLDER}.*{cause}"):
             listed(found)
 
