@@ -323,7 +323,7 @@ def test_a_store_that_throttles_holds_up_no_other(proxy: FaultProxy, tmp_path: P
     (tmp_path / "file").write_bytes(content())
     throttled = opened(proxy)
     proxy.rules(Rule("429", path="file", retry_after=600))
-    waiting = ranges.ranges().announce(request(proxy, 0, 10, 5.0))
+    waiting = ranges.ranges().announce(request(proxy, 0, 10, 8.0))
     future = ranges.ranges().hurry(waiting)
     assert future is not None
     proxy.wait(faults=2)
