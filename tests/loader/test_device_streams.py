@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -256,7 +257,7 @@ def judged(loader: ShardLoader, device: str, step_s: float, waits: bool, times: 
     """
     watched = watch(loader, None, alarm=0.5, print=None)
     with loader:
-        before = time.perf_counter()
+        before = math.inf  # the first wait is for the start of processes
         for _ in watched:
             compute(device, max(step_s, times * (time.perf_counter() - before)))
             if waits:
