@@ -44,7 +44,7 @@ from benchmarks import (
     spelling,
     transport,
 )
-from benchmarks.cold import Cold
+from benchmarks.cold_rounds import Cold
 from benchmarks.data import CIFAR, PHOTOS, Data, listing
 from benchmarks.harness import BenchmarkError, EntryProcess, Result
 from benchmarks.rivals import array_record, base, folder, lmdb
