@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from . import data
-from .cold import drop
+from .cold_rounds import drop
 from .compare import LOADERS, OPENED, PLAIN, TILES, ours
 from .harness import ROOT, BenchmarkError, EntryProcess, Result, interleave, show
 from .loader import HERE, LOADER, RESIDENT, SHARDS
@@ -319,7 +319,7 @@ def packing(path: str, folder: str, records: int, options: list[str]) -> Round:
 
 def from_disk(path: str, way: str, **options: Any) -> Round:
     """(entry) A row of `cold`: the pages of the shards are dropped before each round."""
-    read: Round = getattr(importlib.import_module("benchmarks.cold"), way)(path, **options)
+    read: Round = getattr(importlib.import_module("benchmarks.cold_rounds"), way)(path, **options)
 
     def one_round() -> dict[str, Any]:
         drop(Path(path))

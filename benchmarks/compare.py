@@ -11,6 +11,8 @@ second), then takes as many images as an epoch has, for two seconds at least. So
 epoch is in it, and starting is not. Before, the first epoch of each is looked at: its labels must
 be the folder's, and its mean pixel what the image folder's is, so that all do the work. CPU time is
 that of all processes; memory, at the most, anonymous by PSS and shared.
+
+The third part copies or untars to the node's disk first, and then reads (staging.py).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from . import data
+from . import data, staging
 from .harness import BenchmarkError, Result, interleave, median, ratio, show
 from .loader import _memory
 from .raw import FLOOR
@@ -38,7 +40,7 @@ from .rivals.base import AHEAD, Guarded
 
 WORKERS = 2
 SKIPPED, SKIPPED_S = 8, 0.5  # batches, and seconds: whatever waited in queues is gone by then
-PARTS = ("photographs", "CIFAR")
+PARTS = ("photographs", "CIFAR", "staging")
 MEASURED_S = 2.0  # at least: an epoch of CIFAR takes the fastest 0.2 s, and CPU time has ticks
 FOLDER_SIMD = "image folder + DataLoader, pillow-simd"
 LOADERS = ("DataLoader", "ShardLoader")
@@ -63,6 +65,10 @@ def run(source: data.Data, result: Result, parts: Sequence[str] = PARTS) -> None
         _workload(source, result, "photographs", "110 KB", photos)
     if "CIFAR" in parts:
         _workload(source, result, "CIFAR", "0.9 KB", source.cifar())
+    if "staging" in parts:
+        photos = source.photos(500 if source.quick else 3_000)
+        staging.compare(source, result, "photographs", photos)
+        staging.compare(source, result, "CIFAR", source.cifar())
 
 
 def ours(loader: str, stored: str, core: bool) -> str:

@@ -21,7 +21,7 @@ from shardio.errors import StorageError
 from shardio.tuning.throttle import Group
 
 from . import data, rivals
-from .cold import BUFFER, Cold
+from .cold_rounds import BUFFER, Cold
 from .harness import EntryProcess, NotHere, Result, interleave, ratio
 from .network import mounted
 
@@ -186,8 +186,8 @@ def _through(
         if way == "lmdb":
             options["folder"] = str(folder)  # for the labels: only names are looked at
         if way == "litdata":
-            one = rivals.litdata_process("cold:litdata", base, **options)
+            one = rivals.litdata_process("cold_rounds:litdata", base, **options)
         else:
-            one = EntryProcess(f"cold:{way}", **options)
+            one = EntryProcess(f"cold_rounds:{way}", **options)
         with one:
             return one.round(limit_s=MOST_S)

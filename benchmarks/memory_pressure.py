@@ -13,8 +13,6 @@ import sys
 import time
 from pathlib import Path
 
-from .cold import memory_available
-
 PIECE = 32 << 20
 
 
@@ -41,6 +39,11 @@ def main(available: int) -> None:
             held.pop().close()
             continue
         time.sleep(0.02)
+
+
+def memory_available() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) << 10
 
 
 if __name__ == "__main__":

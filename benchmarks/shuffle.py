@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from . import data
-from .cold import Cold, drop
+from .cold_rounds import Cold, drop
 from .harness import EntryProcess, Result, interleave, ratio, show
 
 BATCH, BUFFER = 256, 10_000
@@ -135,7 +135,7 @@ def epoch(path: str, buffer: int | str, records: int) -> Any:
 
     from shardio import ShardDataset
 
-    from .cold import read_bytes
+    from .cold_rounds import read_bytes
     from .harness import cpu_seconds
 
     dataset = ShardDataset(

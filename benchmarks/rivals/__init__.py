@@ -48,6 +48,10 @@ RIVALS = (
     Rival("ArrayRecord + DataLoader", "array_record", "array_record", environment="grain"),
     Rival("Grain", "grain", "grain", writes="array_record", raw=False),
     Rival("LMDB, map-style", "lmdb", "lmdb", environment="folder"),
+    Rival("HDF5, map-style", "hdf5", "h5py", environment="folder"),
+    Rival("zip, stored, map-style", "zip_stored", "pillow", environment="folder"),
+    Rival("SQLite, map-style", "sqlite", "pillow", environment="folder"),
+    Rival("SquashFS, mounted", "squashfs", "pillow", environment="folder", extra="mksquashfs"),
     Rival("HF datasets", "huggingface", "datasets"),
 )
 

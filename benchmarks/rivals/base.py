@@ -26,6 +26,7 @@ import io
 import math
 import os
 import random
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -82,6 +83,7 @@ class Rival:
     environment: str = ""  # of setup_rivals; its own by default
     writes: str = ""  # the module that writes what this one reads; its own by default
     raw: bool = True  # it hands out an image's bytes
+    extra: str = ""  # what it needs beside its environment: a program
 
     @property
     def stores(self) -> str:
@@ -94,6 +96,8 @@ class Rival:
 
     def missing(self) -> str:
         """Why this one cannot take part; empty when it can."""
+        if self.extra and not shutil.which(self.extra):
+            return f"there is no program {self.extra}"
         if self.python.exists():
             return ""
         name = self.environment or self.module
@@ -122,6 +126,33 @@ def decoded(file: Any, transform: Callable[..., Any]) -> Any:
 
     source = io.BytesIO(file) if isinstance(file, bytes) else file
     return transform(Image.open(source), draw=random.getrandbits(64))
+
+
+class Opened:
+    """Map-style, of images by their numbers in a file that each process opens for itself."""
+
+    def __init__(self, path: str, labels: list[int], transform: Transform = None) -> None:
+        self.path, self.labels, self.transform = path, labels, transform
+        self._image: Callable[[int], Any] | None = None
+
+    def _open(self) -> Callable[[int], Any]:
+        """What gives the bytes of an image."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Any:
+        if self._image is None:
+            self._image = self._open()
+        image = self._image(index)
+        if self.transform is None:
+            return image, self.labels[index]
+        return decoded(image, self.transform), self.labels[index]
+
+    def read(self) -> Iterator[Any]:
+        """Every image in stored order."""
+        return map(self._open(), range(len(self)))
 
 
 def random_box(width: int, height: int) -> tuple[int, int, int, int]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..data import listing
 from ..harness import EntryProcess
-from .base import Transform, crop, data_loader, decoded, epochs
+from .base import Opened, crop, data_loader, epochs
 
 
 def write_lmdb(folder: str | Path, out: Path) -> None:
@@ -52,23 +52,12 @@ def open_lmdb(path: str) -> Any:
     )  # fmt: skip
 
 
-class Lmdb:
-    """Map-style; the environment is opened by the process that reads it, as the recipe says."""
+class Lmdb(Opened):
+    """The environment is opened by the process that reads it, as the recipe says."""
 
-    def __init__(self, path: str, labels: list[int], transform: Transform = None) -> None:
-        self.path, self.labels, self.transform = path, labels, transform
-        self._txn: Any = None
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Any:
-        if self._txn is None:
-            self._txn = open_lmdb(self.path).begin()
-        data = self._txn.get(b"%08d" % index)
-        if self.transform is None:
-            return data, self.labels[index]
-        return decoded(data, self.transform), self.labels[index]
+    def _open(self) -> Callable[[int], Any]:
+        entries = open_lmdb(self.path).begin()
+        return lambda index: entries.get(b"%08d" % index)
 
 
 def write(folder: str, out: str) -> None:

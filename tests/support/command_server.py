@@ -6,7 +6,6 @@ As a program it reads commands from stdin, a line of JSON each, runs each in a f
 """
 
 import atexit
-import functools
 import gc
 import json
 import os
@@ -18,27 +17,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+_started: "list[subprocess.Popen[str]]" = []  # one, by the first command
 
-@functools.cache
-def _server() -> "subprocess.Popen[str]":
-    from support.trees import environment
 
-    server = subprocess.Popen(
-        [sys.executable, "-W", "error", __file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
-    atexit.register(server.communicate)  # it ends with its input
-    return server
+def _server(env: Mapping[str, str]) -> "subprocess.Popen[str]":
+    if not _started:
+        server = subprocess.Popen(
+            [sys.executable, "-W", "error", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=dict(env),
+        )
+        atexit.register(server.communicate)  # it ends with its input
+        _started.append(server)
+    return _started[0]
 
 
 def run(
     arguments: Sequence[str | bytes | Path], env: Mapping[str, str]
 ) -> tuple[int, bytes, bytes]:
     """Run a command; its exit code (negative: the signal), stdout and stderr."""
-    server = _server()
+    server = _server(env)
     assert server.stdin and server.stdout
     with tempfile.TemporaryDirectory() as folder:
         said = [os.path.join(folder, name) for name in ("stdout", "stderr")]

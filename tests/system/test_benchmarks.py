@@ -42,12 +42,13 @@ from benchmarks import (
     scale,
     slow_samples,
     spelling,
+    staging,
     transport,
 )
-from benchmarks.cold import Cold
-from benchmarks.data import CIFAR, PHOTOS, Data, listing
+from benchmarks.cold_rounds import Cold
+from benchmarks.data import CIFAR, PHOTOS, Data, listing, pack
 from benchmarks.harness import BenchmarkError, EntryProcess, Result
-from benchmarks.rivals import array_record, base, folder, lmdb
+from benchmarks.rivals import array_record, base
 from shardio import StorageError
 from shardio.order.options import RequestedOptions
 from shardio.tuning import throttle
@@ -527,19 +528,22 @@ def test_who_fails_in_the_middle_is_named_and_left_out(tmp_path: Path) -> None:
     assert Fake.closed == 3
 
 
-def test_map_style_adapters_deliver_the_folder(tmp_path: Path) -> None:
-    path = small_folder(tmp_path)
-    originals = [Path(name).read_bytes() for name, _ in listing(path)]
-    lmdb.write(str(path), str(tmp_path / "lmdb"))
-    assert list(folder.records(str(path))) == originals
-    assert list(lmdb.records(str(tmp_path / "lmdb"))) == originals
-    for adapter, where in ((folder, path), (lmdb, tmp_path / "lmdb")):
-        stream = adapter.images(str(where), size=32, batch=4, workers=0)
-        epoch = list(itertools.islice(stream, 2))
-        assert [len(labels) for _, labels in epoch] == [4, 2]
-        assert sorted(int(one) for _, labels in epoch for one in labels) == [0, 0, 0, 1, 1, 1]
-        pixels = torch.cat([images for images, _ in epoch])
-        assert pixels.dtype == torch.uint8 and len({int(one[0, 5, 5]) for one in pixels}) == 6
+@pytest.mark.parametrize("module", ["folder", "lmdb", "sqlite", "zip_stored"])
+def test_map_style_adapters_deliver_the_folder(tmp_path: Path, module: str) -> None:
+    where = small_folder(tmp_path)
+    originals = [Path(name).read_bytes() for name, _ in listing(where)]
+    adapter = importlib.import_module(f"benchmarks.rivals.{module}")
+    if module != "folder":
+        adapter.write(str(where), str(tmp_path / "stored"))
+        where = tmp_path / "stored"
+    assert list(adapter.records(str(where))) == originals
+    stream = adapter.images(str(where), size=32, batch=4, workers=0)
+    epoch = list(itertools.islice(stream, 2))
+    assert [len(labels) for _, labels in epoch] == [4, 2]
+    rows = [one for images, labels in epoch for one in zip(images, labels, strict=True)]
+    # Of class0 are 0, 2 and 4, whose red is 40 times that: a label lies with its image.
+    assert all(round(int(one[0, 5, 5]) / 40) % 2 == int(label) for one, label in rows)
+    assert len({int(one[0, 5, 5]) for one, _ in rows}) == 6
 
 
 def test_a_record_of_array_record_is_label_and_image(tmp_path: Path) -> None:
@@ -616,24 +620,45 @@ def test_what_the_comparison_promises_is_judged(title: str, count: int) -> None:
     assert [met[limit] for limit in (-2.4, -1.45, -1.3, 0.45)] == [None] * 4
 
 
-@pytest.mark.parametrize("module", ["folder", "lmdb", ""])
-def test_a_flipped_bit_is_told_by_shardio_alone(tmp_path: Path, module: str) -> None:
+@pytest.mark.parametrize("module", ["folder", "lmdb", "sqlite", "zip_stored", ""])
+def test_a_flipped_bit_is_told_by_shardio_and_zip_alone(tmp_path: Path, module: str) -> None:
     path = small_folder(tmp_path)
     where = path if module == "folder" else tmp_path / "stored"
-    if module == "lmdb":
-        lmdb.write(str(path), str(where))
+    if module not in ("folder", ""):
+        importlib.import_module(f"benchmarks.rivals.{module}").write(str(path), str(where))
     elif not module:
         subprocess.run(
             [sys.executable, "-m", "shardio", "pack", path, where, "--quiet"], check=True
         )
     before = {file: file.read_bytes() for file in where.rglob("*") if file.is_file()}
     found = compare.flipped(module, str(where))()
-    assert found["found"] == ("silent" if module else "told"), found
-    assert module or "DamageError" in found["error"]
+    errors = {"": "DamageError", "zip_stored": "Bad CRC-32"}
+    assert found["found"] == ("told" if module in errors else "silent"), found
+    assert errors.get(module, "") in found.get("error", "")
     after = {file: file.read_bytes() for file in where.rglob("*") if file.is_file()}
     assert {n: b for n, b in after.items() if "lock" not in n.name} == {
         n: b for n, b in before.items() if "lock" not in n.name
     }
+
+
+@pytest.mark.parametrize(("module", "how"), [("folder", "untar"), ("folder", ""), ("", "copy")])
+def test_an_epoch_from_the_nodes_disk_counts_the_copy(
+    tmp_path: Path, module: str, how: str
+) -> None:
+    folder, local, source = small_folder(tmp_path), tmp_path / "local", tmp_path / "source"
+    if how == "untar":
+        rivals.write_tar(folder, source)
+    elif module:
+        source = folder
+    else:
+        pack(folder, source)
+    one_round = staging.staged(
+        str(source), str(local), module, how, size=32, batch=2, records=len(listing(folder))
+    )
+    for _ in range(2):  # the copy of the round before is removed
+        found = one_round()
+        assert (found["copied_s"] or 0) <= found["first_s"] <= found["epoch_s"]
+        assert (found["copied_s"] is not None) is bool(how) is local.exists()
 
 
 def test_raw_readers_without_the_core_read_every_record(tmp_path: Path) -> None:

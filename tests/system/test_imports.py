@@ -156,6 +156,40 @@ def test_no_imports_run_in_a_circle_lazy_ones_counted() -> None:
     TopologicalSorter({name: ours(name) for name in MODULES}).prepare()  # raises CycleError
 
 
+def outside() -> dict[str, set[str]]:
+    """What the modules of benchmarks, tests and tools import of each other, in functions too."""
+    below = ("benchmarks", "tests", "tools")
+    paths = [path for folder in below for path in (ROOT / folder).rglob("*.py")]
+    hidden = [path for path in paths if "/." in str(path.relative_to(ROOT))]  # environments
+    paths = sorted({*paths} - {*hidden})
+    found: dict[str, set[str]] = {}
+    for path in paths:
+        found[str(path)] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [(0, alias.name) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                base = node.module or ""
+                names = [(node.level, base)]
+                names += [(node.level, f"{base}.{alias.name}".strip(".")) for alias in node.names]
+            else:
+                continue
+            for level, name in names:
+                roots = [path.parents[level - 1]] if level else [ROOT, ROOT / "tests"]
+                roots += [path.parent] if ROOT / "tools" in path.parents else []
+                for root in roots:
+                    other = root.joinpath(*name.split(".")).with_suffix(".py")
+                    if other in paths and other != path and name:
+                        found[str(path)].add(str(other))
+    return found
+
+
+def test_outside_the_package_no_imports_run_in_a_circle_either() -> None:
+    found = outside()
+    assert sum(map(len, found.values())) > 200  # they were resolved
+    TopologicalSorter(found).prepare()  # raises CycleError
+
+
 def test_the_init_of_a_room_is_its_docstring() -> None:
     for name, tree in MODULES.items():
         if (ROOT.joinpath("shardio", *name.split(".")) / "__init__.py").exists():
