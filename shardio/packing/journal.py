@@ -9,6 +9,10 @@ What lies in OUT while a packing is unfinished, and is gone once it is committed
     .shardio-scan-*.json        notes of files of others that a part of an index scanned
     .shardio-built-*.json       notes of shards that parts built here
 
+and what stays, where the plan was made ahead, until another dataset is committed there:
+
+    .shardio-planned            the journal's head: a part that starts again knows that it is done
+
     journal   "shardio-plan 1\\n" | one line of JSON: what makes the id, but for the records
               | pieces, one a shard: msgpack of its keys, sizes, times, and its piece of the source
               | a piece of what cannot be packed
@@ -34,7 +38,7 @@ import os
 import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -57,6 +61,8 @@ ReadBytes = Callable[[int, int], bytes]  # start, length
 Reopen = Callable[[str, str, Plain, Plain], Source]  # kind of source, split, described, piece
 
 REJECTED = "rejected.jsonl"
+PLANNED = ".shardio-planned"
+_MOST = 1 << 30  # bytes of a file that is read whole
 NOTE_SENT, NOTE_BUILT = ".shardio-sent-{}.json", ".shardio-built-{}.json"  # see built.py
 SCAN_NOTE = ".shardio-scan-{}.json"
 _KINDS: dict[str, Any] = {
@@ -322,8 +328,23 @@ def clean(directory: str, journal: bytes) -> None:
         if is_own_note(directory, name) or is_rejected_part(directory, name):
             local.remove(os.path.join(directory, name))
     remove_temporaries(directory)
+    if kept_plan(directory) is None:
+        local.remove(os.path.join(directory, PLANNED))
     local.remove(os.path.join(directory, JOURNAL))
     local.sync_directory(directory)
+
+
+def kept_plan(directory: str) -> Plan | None:
+    """Return the plan, without records, that the dataset of a directory was packed under.
+
+    None where it was not made ahead, or another dataset has taken its place.
+    """
+    with contextlib.suppress(FileNotFoundError, DamageError, NotPackedError, StorageError):
+        plan = parse(LocalDirectory(directory).read(PLANNED, _MOST), directory)
+        committed = manifest.load_if_packed(locate(directory))
+        if committed is not None and committed.dataset_id == plan.dataset_id:
+            return replace(plan, problems=[])  # `rejected.jsonl` has them
+    return None
 
 
 # --- shards ---------------------------------------------------------------------------------------
@@ -467,7 +488,7 @@ def own_rejected(place: Target) -> list[Problem] | None:
         if not os.path.isfile(path) or os.path.islink(path):
             return None
     try:
-        data = place.read(REJECTED, 1 << 30)
+        data = place.read(REJECTED, _MOST)
         found = _parse_rejected(data, f"{place.url}/{REJECTED}")
     except (FileNotFoundError, DamageError, StorageError):
         return None
@@ -514,7 +535,7 @@ def _dump_rejected(problems: Sequence[Problem]) -> bytes:
 def load_rejected(place: Target, name: str) -> list[Problem] | None:
     """Read a list of rejected keys; None when there is none. Raises DamageError."""
     try:
-        return _parse_rejected(place.read(name, 1 << 30), f"{place.url}/{name}")
+        return _parse_rejected(place.read(name, _MOST), f"{place.url}/{name}")
     except FileNotFoundError:
         return None
 
