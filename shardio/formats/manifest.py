@@ -480,7 +480,7 @@ def _parse(data: bytes, where: str) -> Manifest:
         raise ValueError("its classes are not a list of names")
     if classes is not None and len(set(classes)) < len(classes):
         raise ValueError("two of its classes have one name")
-    _check_options(head["options"])
+    check_options(head["options"])
     if type(head["shard_format"]) is not str or type(head["library"]) is not str:
         raise ValueError("its shard format or library is not a name")
     return Manifest(
@@ -501,7 +501,7 @@ def _parse(data: bytes, where: str) -> Manifest:
     )
 
 
-def _check_options(options: Any) -> None:
+def check_options(options: Any) -> None:
     """Raise ValueError for options that no packing gives, and that readers would trip over."""
     if type(options) is not dict:
         raise ValueError("its options are not an object")

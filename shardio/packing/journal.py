@@ -43,7 +43,15 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DamageError, ExistsError, NotPackedError, StorageError, VersionError, printable
+from ..errors import (
+    DamageError,
+    ExistsError,
+    NotPackedError,
+    ShardioError,
+    StorageError,
+    VersionError,
+    printable,
+)
 from ..formats import begins_packed, manifest
 from ..formats.index import key_hash
 from ..formats.sample import Schema, pack_columns, unpack_columns
@@ -55,7 +63,7 @@ from ..storage.lock import FOOTER, JOURNAL, PLAN_MAGIC, SEAL, WRITER_MAGIC
 from .options import PackOptions
 from .plan import Before, Plan, Rows, json_line
 from .shard_writer import open_own
-from .sources.base import Ints, Plain, Problem, Source
+from .sources.base import Ints, Plain, Problem, Read, Source
 
 ReadBytes = Callable[[int, int], bytes]  # start, length
 Reopen = Callable[[str, str, Plain, Plain], Source]  # kind of source, split, described, piece
@@ -155,11 +163,52 @@ class _Pieces:
                 raise ValueError("it has not what reads its records")
             source = None if about is None or self.reopen is None else self.reopen(about)
         except _UNFIT as error:
-            raise DamageError(
-                f"{self.shown}: the plan of shard {shard} cannot be read: {error}. `shardio pack "
-                "--restart` drops it"
-            ) from None
-        return Rows(keys, sizes, mtimes, range(len(keys)), source)
+            raise unreadable(self.shown, shard, error) from None
+        guarded = None if source is None else Guarded(source, self.shown, shard)
+        return Rows(keys, sizes, mtimes, range(len(keys)), guarded)
+
+
+def unreadable(shown: str, shard: int, error: Exception) -> DamageError:
+    """Return the error for the piece of a shard that holds what nobody wrote."""
+    return DamageError(
+        f"{shown}: the plan of shard {shard} cannot be read: {error}. `shardio pack --restart` "
+        "drops it"
+    )
+
+
+class Guarded(Source):
+    """The source of a piece that lay in a file: values that do not fit are an error of the plan."""
+
+    def __init__(self, source: Source, shown: str, shard: int) -> None:
+        self._source, self._shown, self._shard = source, shown, shard
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Read]:
+        """Open the source."""
+        with contextlib.ExitStack() as stack:
+            read = self._try(stack.enter_context, self._source.open())
+            yield functools.partial(self._try, read)
+
+    def will_need(self, place: int) -> None:
+        """Announce a record to the source."""
+        self._try(self._source.will_need, place)
+
+    def describe(self) -> Plain:
+        """Return what the source describes."""
+        return self._source.describe()
+
+    def piece(self, places: Ints) -> Plain:
+        """Return the source's piece."""
+        found: Plain = self._try(self._source.piece, places)
+        return found
+
+    def _try(self, function: Callable[[Any], Any], given: Any) -> Any:
+        try:
+            return function(given)
+        except ShardioError:
+            raise
+        except _UNFIT as error:
+            raise unreadable(self._shown, self._shard, error) from error
 
 
 class _Problems(Sequence[Problem]):
@@ -219,7 +268,7 @@ def parse(
         at, _, _ = FOOTER.unpack(data[-FOOTER.size :])
         header = json.loads(data[len(PLAN_MAGIC) : at])
         header |= unpack_columns(data[at : -FOOTER.size])
-        header["fields"] = tuple((name, kind) for name, kind in header["fields"])
+        header["fields"] = Schema(header["fields"]).fields
         header["classes"] = None if header["classes"] is None else tuple(header["classes"])
         header["options"] = PackOptions.of(header["options"])
         _check(header)
@@ -230,7 +279,10 @@ def parse(
             open_piece = functools.partial(reopen, options.source, options.split, described)
         pieces = _Pieces(shown, read, header["bounds"], ends, checksums, open_piece)
         header["problems"] = _Problems(header["problems"], pieces)
-        return Plan(**header, rows=pieces)
+        plan = Plan(**header, rows=pieces)
+        if json_line(plan.identity) != data[len(PLAN_MAGIC) : at]:
+            raise ValueError("its options are not as they are written")
+        return plan
     except (*_UNFIT, RecursionError, struct.error) as error:
         raise DamageError(
             f"{shown}: the plan of an unfinished packing cannot be read: {error}. `shardio pack "
@@ -240,7 +292,6 @@ def parse(
 
 def _check(header: Plain) -> None:
     """Raise ValueError, or another of _UNFIT, where a header is not what `dump` writes."""
-    Schema(header["fields"])
     bounds, shard_bytes, ends = (header[name] for name in ("bounds", "shard_bytes", "ends"))
     if any(one.dtype != np.int64 or one.ndim != 1 for one in (bounds, shard_bytes, ends)):
         raise ValueError("its numbers are of another type")
@@ -248,17 +299,23 @@ def _check(header: Plain) -> None:
     if lengths != (len(bounds), len(bounds), len(bounds)):
         raise ValueError("it says different numbers of shards")
     if (
-        header["problems"] < 0
+        not 0 <= header["problems"] < 1 << 62
         or bounds[0] != 0
         or np.any(np.diff(bounds) < 1)
         or np.any(np.diff(ends) < 1)
     ):
         raise ValueError("its shards do not follow each other")
+    options = header["options"]
+    manifest.check_options(options.record())
+    names = (options.source, options.split, *options.splits, *(header["classes"] or ()))
+    if {*map(type, names)} - {str} or options.format not in manifest.SUFFIXES:
+        raise ValueError("its options or classes are of another type")
     for name, kind in _KINDS.items():
         if not isinstance(header[name], kind):
             raise ValueError(f"{name} is of another type")
     ahead = header["ahead"]
-    if ahead is not None and not isinstance(ahead["source"], dict):
+    kinds = {"source": dict, "root": bool, "fields": dict}
+    if ahead is not None and {name: type(one) for name, one in ahead.items()} != kinds:
         raise ValueError("what it says of the source is of another type")
 
 

@@ -1,9 +1,13 @@
 """A plan that is made once: parts, and whole packings, go on under it and never list the source."""
 
+import contextlib
 import hashlib
 import itertools
+import json
 import os
+import random
 import re
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import forging
 from support.object_stores import ObjectStore
 from support.packing import die, grouped
 from support.trees import (
@@ -31,6 +36,7 @@ from shardio.errors import (
     DamageError,
     ExistsError,
     OptionError,
+    ShardioError,
     SourceChangedError,
     SourceError,
 )
@@ -434,6 +440,57 @@ def test_a_plan_of_values_that_nobody_wrote_is_damaged(
         pack(source, out)
     assert not (out / "manifest.json").exists()
     pack(source, out, restart=True, **PLANNED)
+
+
+def forged(data: bytes, rng: random.Random) -> bytes:
+    """The journal with one value that nobody wrote, somewhere, under checksums that fit."""
+    first, last, _ = lock.FOOTER.unpack(data[-lock.FOOTER.size :])
+    header = unpack_columns(data[last : -lock.FOOTER.size])
+    cuts = itertools.pairwise(header.pop("ends").tolist())
+    whole = {
+        "line": json.loads(data[len(lock.PLAN_MAGIC) : first]),
+        "header": header,
+        "pieces": [unpack_columns(data[start:stop]) for start, stop in cuts],
+    }
+    whole = forging.change(whole, rng)
+    start = (
+        lock.PLAN_MAGIC + json.dumps(whole["line"], sort_keys=True, separators=(",", ":")).encode()
+    )
+    start += b"\n"
+    packed = [pack_columns(piece) for piece in whole["pieces"]]
+    ends = np.cumsum([len(start), *map(len, packed)])
+    checksums = [hashlib.blake2b(one, digest_size=8).digest() for one in packed]
+    end = pack_columns(whole["header"] | {"ends": ends, "checksums": checksums})
+    places = struct.pack("<QQ", len(start), ends[-1])
+    return start + b"".join(packed) + end + places + hashlib.sha256(start + end + places).digest()
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(40), pytest.param(range(40, 2_000), marks=pytest.mark.slow)], ids=str
+)
+def test_a_forged_plan_gives_an_error_or_a_dataset(seeds: range, tmp_path: Path) -> None:
+    """Never another exception; and nothing is written outside of OUT."""
+    made = sources_in(tmp_path / "sources")
+    for name, (path, options, _) in made.items():
+        plan(path, tmp_path / "plans" / name, **options)
+    beside = content(tmp_path)
+    packed_some = errors = 0
+    for seed in seeds:
+        rng, out = random.Random(seed), tmp_path / "out"
+        name = rng.choice(list(made))
+        shutil.copytree(tmp_path / "plans" / name, out)
+        where = rng.choice(sorted(out.rglob(lock.JOURNAL)))
+        with contextlib.suppress(TypeError, ValueError, OverflowError):  # it cannot be written
+            where.write_bytes(forged(where.read_bytes(), rng))
+        try:
+            call = pack if rng.random() < 0.5 else parts
+            call(made[name][0], out, **made[name][2])
+            packed_some += 1
+        except ShardioError:
+            errors += 1
+        shutil.rmtree(out)
+    assert content(tmp_path) == beside
+    assert packed_some and errors > len(seeds) // 2
 
 
 def test_a_part_reads_its_own_pieces_alone(
