@@ -121,7 +121,8 @@ class Manifest:
     ) -> Opening:
         """Return how shards are opened: the manifest is in `index`, they in `root` or there."""
         shards = index if root is None else root
-        return Opening(shards, index, self.dataset_id, self.schema, self.options, verify)
+        classes = None if self.classes is None else len(self.classes)
+        return Opening(shards, index, self.dataset_id, self.schema, self.options, verify, classes)
 
     def missing(self, info: ShardInfo, index: Location, data: Location) -> str:
         """Say of a shard that it is not there, and what to do: `index` has the manifest."""
