@@ -220,11 +220,17 @@ def load_splits(storage: Location) -> list[str] | None:
     _check_seal(data, where)
     with contextlib.suppress(KeyError, TypeError, ValueError, RecursionError):
         splits = json.loads(data)["splits"]
-        if type(splits) is list and all(
-            type(name) is str and name not in ("", ".", "..") and "/" not in name for name in splits
-        ):
-            return splits
+        if _are_names(splits):
+            return splits  # type: ignore[no-any-return]
     raise DamageError(f"{where}: not a list of splits")
+
+
+def _are_names(splits: Any) -> bool:
+    """Return whether this is a list of names that folders can have."""
+    return type(splits) is list and all(
+        type(name) is str and name not in ("", ".", "..") and not {"/", "\0"} & set(name)
+        for name in splits
+    )
 
 
 def dump_splits(
@@ -289,8 +295,8 @@ def planned_splits(root: str) -> list[str]:
         for name in sorted(os.listdir(root)):
             with contextlib.suppress(ShardioError, OSError, LookupError, TypeError, ValueError):
                 options = _options(os.path.join(root, name))
-                if options["split"] == from_file_name(name):
-                    return [str(split) for split in options["splits"]]
+                if options["split"] == from_file_name(name) and _are_names(options["splits"]):
+                    return list(options["splits"])
     return []
 
 

@@ -313,6 +313,8 @@ def _check(header: Plain) -> None:
     for name, kind in _KINDS.items():
         if not isinstance(header[name], kind):
             raise ValueError(f"{name} is of another type")
+    if len(header["dataset_id"]) != 16:
+        raise ValueError("its dataset id is none")
     ahead = header["ahead"]
     kinds = {"source": dict, "root": bool, "fields": dict}
     if ahead is not None and {name: type(one) for name, one in ahead.items()} != kinds:
