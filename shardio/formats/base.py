@@ -41,6 +41,7 @@ class Opening:
     schema: Schema
     options: Mapping[str, Any]  # of the manifest: how the dataset was packed or indexed
     verify: bool = True  # formats whose index is not checked on every read check it when opened
+    classes: int | None = None  # how many there are
 
 
 def known_file(opening: Opening, info: ShardInfo) -> KnownFile:

@@ -121,7 +121,8 @@ class Manifest:
     ) -> Opening:
         """Return how shards are opened: the manifest is in `index`, they in `root` or there."""
         shards = index if root is None else root
-        return Opening(shards, index, self.dataset_id, self.schema, self.options, verify)
+        classes = None if self.classes is None else len(self.classes)
+        return Opening(shards, index, self.dataset_id, self.schema, self.options, verify, classes)
 
     def missing(self, info: ShardInfo, index: Location, data: Location) -> str:
         """Say of a shard that it is not there, and what to do: `index` has the manifest."""
@@ -219,11 +220,17 @@ def load_splits(storage: Location) -> list[str] | None:
     _check_seal(data, where)
     with contextlib.suppress(KeyError, TypeError, ValueError, RecursionError):
         splits = json.loads(data)["splits"]
-        if type(splits) is list and all(
-            type(name) is str and name not in ("", ".", "..") and "/" not in name for name in splits
-        ):
-            return splits
+        if _are_names(splits):
+            return splits  # type: ignore[no-any-return]
     raise DamageError(f"{where}: not a list of splits")
+
+
+def _are_names(splits: Any) -> bool:
+    """Return whether this is a list of names that folders can have."""
+    return type(splits) is list and all(
+        type(name) is str and name not in ("", ".", "..") and not {"/", "\0"} & set(name)
+        for name in splits
+    )
 
 
 def dump_splits(
@@ -288,8 +295,8 @@ def planned_splits(root: str) -> list[str]:
         for name in sorted(os.listdir(root)):
             with contextlib.suppress(ShardioError, OSError, LookupError, TypeError, ValueError):
                 options = _options(os.path.join(root, name))
-                if options["split"] == from_file_name(name):
-                    return [str(split) for split in options["splits"]]
+                if options["split"] == from_file_name(name) and _are_names(options["splits"]):
+                    return list(options["splits"])
     return []
 
 
@@ -480,7 +487,7 @@ def _parse(data: bytes, where: str) -> Manifest:
         raise ValueError("its classes are not a list of names")
     if classes is not None and len(set(classes)) < len(classes):
         raise ValueError("two of its classes have one name")
-    _check_options(head["options"])
+    check_options(head["options"])
     if type(head["shard_format"]) is not str or type(head["library"]) is not str:
         raise ValueError("its shard format or library is not a name")
     return Manifest(
@@ -501,7 +508,7 @@ def _parse(data: bytes, where: str) -> Manifest:
     )
 
 
-def _check_options(options: Any) -> None:
+def check_options(options: Any) -> None:
     """Raise ValueError for options that no packing gives, and that readers would trip over."""
     if type(options) is not dict:
         raise ValueError("its options are not an object")

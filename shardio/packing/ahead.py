@@ -44,6 +44,14 @@ def plans_ahead(directory: str) -> dict[str, Plan]:
     return found
 
 
+def plans_done(directory: str) -> dict[str, Plan]:
+    """Return the plans that were made ahead in OUT, and are committed, by split; none or all."""
+    names = manifest.planned_splits(directory) or [""]
+    found = {name: journal.kept_plan(manifest.split_folder(directory, name)) for name in names}
+    done = {name: one for name, one in found.items() if one is not None}
+    return done if len(done) == len(found) else {}
+
+
 def _read(folder: str, read: journal.ReadBytes, start: int, length: int) -> bytes:
     """Read bytes of a plan that nobody holds. Raises SourceChangedError where it is gone."""
     try:

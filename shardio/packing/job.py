@@ -310,7 +310,7 @@ class Job:
             return
         if not self.result.already:
             self._write_manifest()
-        self._owner.clean()
+        self._owner.clean(keep=self.plan.ahead is not None and self.result.checked)
 
     def _write_manifest(self) -> None:
         options = self.plan.options.record()

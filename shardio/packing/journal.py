@@ -9,6 +9,10 @@ What lies in OUT while a packing is unfinished, and is gone once it is committed
     .shardio-scan-*.json        notes of files of others that a part of an index scanned
     .shardio-built-*.json       notes of shards that parts built here
 
+and what stays, where the plan was made ahead, until another dataset is committed there:
+
+    .shardio-planned            the journal's head: a part that starts again knows that it is done
+
     journal   "shardio-plan 1\\n" | one line of JSON: what makes the id, but for the records
               | pieces, one a shard: msgpack of its keys, sizes, times, and its piece of the source
               | a piece of what cannot be packed
@@ -34,12 +38,20 @@ import os
 import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ..errors import DamageError, ExistsError, NotPackedError, StorageError, VersionError, printable
+from ..errors import (
+    DamageError,
+    ExistsError,
+    NotPackedError,
+    ShardioError,
+    StorageError,
+    VersionError,
+    printable,
+)
 from ..formats import begins_packed, manifest
 from ..formats.index import key_hash
 from ..formats.sample import Schema, pack_columns, unpack_columns
@@ -51,12 +63,14 @@ from ..storage.lock import FOOTER, JOURNAL, PLAN_MAGIC, SEAL, WRITER_MAGIC
 from .options import PackOptions
 from .plan import Before, Plan, Rows, json_line
 from .shard_writer import open_own
-from .sources.base import Ints, Plain, Problem, Source
+from .sources.base import Ints, Plain, Problem, Read, Source
 
 ReadBytes = Callable[[int, int], bytes]  # start, length
 Reopen = Callable[[str, str, Plain, Plain], Source]  # kind of source, split, described, piece
 
 REJECTED = "rejected.jsonl"
+PLANNED = ".shardio-planned"
+_MOST = 1 << 30  # bytes of a file that is read whole
 NOTE_SENT, NOTE_BUILT = ".shardio-sent-{}.json", ".shardio-built-{}.json"  # see built.py
 SCAN_NOTE = ".shardio-scan-{}.json"
 _KINDS: dict[str, Any] = {
@@ -149,11 +163,52 @@ class _Pieces:
                 raise ValueError("it has not what reads its records")
             source = None if about is None or self.reopen is None else self.reopen(about)
         except _UNFIT as error:
-            raise DamageError(
-                f"{self.shown}: the plan of shard {shard} cannot be read: {error}. `shardio pack "
-                "--restart` drops it"
-            ) from None
-        return Rows(keys, sizes, mtimes, range(len(keys)), source)
+            raise unreadable(self.shown, shard, error) from None
+        guarded = None if source is None else Guarded(source, self.shown, shard)
+        return Rows(keys, sizes, mtimes, range(len(keys)), guarded)
+
+
+def unreadable(shown: str, shard: int, error: Exception) -> DamageError:
+    """Return the error for the piece of a shard that holds what nobody wrote."""
+    return DamageError(
+        f"{shown}: the plan of shard {shard} cannot be read: {error}. `shardio pack --restart` "
+        "drops it"
+    )
+
+
+class Guarded(Source):
+    """The source of a piece that lay in a file: values that do not fit are an error of the plan."""
+
+    def __init__(self, source: Source, shown: str, shard: int) -> None:
+        self._source, self._shown, self._shard = source, shown, shard
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Read]:
+        """Open the source."""
+        with contextlib.ExitStack() as stack:
+            read = self._try(stack.enter_context, self._source.open())
+            yield functools.partial(self._try, read)
+
+    def will_need(self, place: int) -> None:
+        """Announce a record to the source."""
+        self._try(self._source.will_need, place)
+
+    def describe(self) -> Plain:
+        """Return what the source describes."""
+        return self._source.describe()
+
+    def piece(self, places: Ints) -> Plain:
+        """Return the source's piece."""
+        found: Plain = self._try(self._source.piece, places)
+        return found
+
+    def _try(self, function: Callable[[Any], Any], given: Any) -> Any:
+        try:
+            return function(given)
+        except ShardioError:
+            raise
+        except _UNFIT as error:
+            raise unreadable(self._shown, self._shard, error) from error
 
 
 class _Problems(Sequence[Problem]):
@@ -213,7 +268,7 @@ def parse(
         at, _, _ = FOOTER.unpack(data[-FOOTER.size :])
         header = json.loads(data[len(PLAN_MAGIC) : at])
         header |= unpack_columns(data[at : -FOOTER.size])
-        header["fields"] = tuple((name, kind) for name, kind in header["fields"])
+        header["fields"] = Schema(header["fields"]).fields
         header["classes"] = None if header["classes"] is None else tuple(header["classes"])
         header["options"] = PackOptions.of(header["options"])
         _check(header)
@@ -224,7 +279,10 @@ def parse(
             open_piece = functools.partial(reopen, options.source, options.split, described)
         pieces = _Pieces(shown, read, header["bounds"], ends, checksums, open_piece)
         header["problems"] = _Problems(header["problems"], pieces)
-        return Plan(**header, rows=pieces)
+        plan = Plan(**header, rows=pieces)
+        if json_line(plan.identity) != data[len(PLAN_MAGIC) : at]:
+            raise ValueError("its options are not as they are written")
+        return plan
     except (*_UNFIT, RecursionError, struct.error) as error:
         raise DamageError(
             f"{shown}: the plan of an unfinished packing cannot be read: {error}. `shardio pack "
@@ -234,7 +292,6 @@ def parse(
 
 def _check(header: Plain) -> None:
     """Raise ValueError, or another of _UNFIT, where a header is not what `dump` writes."""
-    Schema(header["fields"])
     bounds, shard_bytes, ends = (header[name] for name in ("bounds", "shard_bytes", "ends"))
     if any(one.dtype != np.int64 or one.ndim != 1 for one in (bounds, shard_bytes, ends)):
         raise ValueError("its numbers are of another type")
@@ -242,17 +299,25 @@ def _check(header: Plain) -> None:
     if lengths != (len(bounds), len(bounds), len(bounds)):
         raise ValueError("it says different numbers of shards")
     if (
-        header["problems"] < 0
+        not 0 <= header["problems"] < 1 << 62
         or bounds[0] != 0
         or np.any(np.diff(bounds) < 1)
         or np.any(np.diff(ends) < 1)
     ):
         raise ValueError("its shards do not follow each other")
+    options = header["options"]
+    manifest.check_options(options.record())
+    names = (options.source, options.split, *options.splits, *(header["classes"] or ()))
+    if {*map(type, names)} - {str} or options.format not in manifest.SUFFIXES:
+        raise ValueError("its options or classes are of another type")
     for name, kind in _KINDS.items():
         if not isinstance(header[name], kind):
             raise ValueError(f"{name} is of another type")
+    if len(header["dataset_id"]) != 16:
+        raise ValueError("its dataset id is none")
     ahead = header["ahead"]
-    if ahead is not None and not isinstance(ahead["source"], dict):
+    kinds = {"source": dict, "root": bool, "fields": dict}
+    if ahead is not None and {name: type(one) for name, one in ahead.items()} != kinds:
         raise ValueError("what it says of the source is of another type")
 
 
@@ -322,8 +387,23 @@ def clean(directory: str, journal: bytes) -> None:
         if is_own_note(directory, name) or is_rejected_part(directory, name):
             local.remove(os.path.join(directory, name))
     remove_temporaries(directory)
+    if kept_plan(directory) is None:
+        local.remove(os.path.join(directory, PLANNED))
     local.remove(os.path.join(directory, JOURNAL))
     local.sync_directory(directory)
+
+
+def kept_plan(directory: str) -> Plan | None:
+    """Return the plan, without records, that the dataset of a directory was packed under.
+
+    None where it was not made ahead, or another dataset has taken its place.
+    """
+    with contextlib.suppress(FileNotFoundError, DamageError, NotPackedError, StorageError):
+        plan = parse(LocalDirectory(directory).read(PLANNED, _MOST), directory)
+        committed = manifest.load_if_packed(locate(directory))
+        if committed is not None and committed.dataset_id == plan.dataset_id:
+            return replace(plan, problems=[])  # `rejected.jsonl` has them
+    return None
 
 
 # --- shards ---------------------------------------------------------------------------------------
@@ -467,7 +547,7 @@ def own_rejected(place: Target) -> list[Problem] | None:
         if not os.path.isfile(path) or os.path.islink(path):
             return None
     try:
-        data = place.read(REJECTED, 1 << 30)
+        data = place.read(REJECTED, _MOST)
         found = _parse_rejected(data, f"{place.url}/{REJECTED}")
     except (FileNotFoundError, DamageError, StorageError):
         return None
@@ -514,7 +594,7 @@ def _dump_rejected(problems: Sequence[Problem]) -> bytes:
 def load_rejected(place: Target, name: str) -> list[Problem] | None:
     """Read a list of rejected keys; None when there is none. Raises DamageError."""
     try:
-        return _parse_rejected(place.read(name, 1 << 30), f"{place.url}/{name}")
+        return _parse_rejected(place.read(name, _MOST), f"{place.url}/{name}")
     except FileNotFoundError:
         return None
 

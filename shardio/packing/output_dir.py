@@ -273,9 +273,15 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
         """Read bytes of the whole journal."""
         return self._held.read(start, length)
 
-    def clean(self) -> None:
-        """Remove what only unfinished work needs, the journal last, and release the directory."""
-        journal.clean(self.directory, self._held.head())
+    def clean(self, *, keep: bool = False) -> None:
+        """Remove what only unfinished work needs, the journal last, and release the directory.
+
+        keep: its head stays, for parts that start again
+        """
+        head = self._held.head()
+        if keep:
+            local.write_file(self.directory, journal.PLANNED, head)
+        journal.clean(self.directory, head)
         self.release()
 
     @contextlib.contextmanager

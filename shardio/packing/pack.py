@@ -31,7 +31,7 @@ from ..storage.options import Storage
 from ..storage.remote import RemoteLocation
 from ..units import check_bool, check_group, check_int, refuse_options
 from . import journal, output_dir, reencode, sources
-from .ahead import plans_ahead, refuse_others
+from .ahead import plans_ahead, plans_done, refuse_others
 from .job import Job, Run, announcement, least_bytes, unpackable
 from .missing import Waiting, not_begun
 from .options import ADVICE, ImageOptions, PackOptions, PathLike, PlanOptions, SourceOptions
@@ -337,8 +337,14 @@ def _ahead(
     place: LocalDirectory,
     classes: PathLike | None,
 ) -> list[Job]:
-    """Take the plan of each split that `plan` made; none where it made none. Raises OptionError."""
+    """Take the plan of each split that `plan` made; none where it made none. Raises OptionError.
+
+    A part that starts again when all is committed takes the plan that it was committed under.
+    """
     found = plans_ahead(place.url)
+    done = not found and not run.is_whole and not run.overwrite
+    if done:
+        found = plans_done(place.url)
     if not found:
         return []
     numbering = None if classes is None else manifest.classes_of(locate(classes, asked.storage))
@@ -347,7 +353,12 @@ def _ahead(
     output_dir.check(place, asked.location, names)
     work = []
     for name, planned in found.items():
-        refuse_others(place.url, planned, asked, options, images, numbering)
+        try:
+            refuse_others(place.url, planned, asked, options, images, numbering)
+        except OptionError:
+            if done:
+                return []  # what is packed there says which option differs
+            raise
         reencode.check_tools(planned.options)
         folder = manifest.split_folder(place.url, name)
         lock.refuse_if_busy(folder, part=not run.is_whole)
@@ -355,6 +366,8 @@ def _ahead(
         work.append(Job(planned, folder, run, request=asked, reopen=reopen))
     for job in work:
         job.check(sized=True)
+    if done and not all(job.result.already for job in work):
+        return []  # shards are gone
     return work
 
 

@@ -20,6 +20,7 @@ from ..storage.remote import RemoteLocation
 from . import sources
 from .build_shard import Work, build_or_keep
 from .built import Built
+from .journal import Guarded
 from .plan import Plan, Rows
 from .sources.base import Plain, Source, SourceRequest
 from .uploads import Uploads
@@ -73,6 +74,8 @@ def build_piece(
     def rows(number: int) -> Rows:
         options = work.plan.options
         source = sources.reopen(asked, options.source, options.split, described, piece.source)
+        if work.plan.ahead is not None:
+            source = Guarded(source, work.directory, number)
         return piece.rows._replace(source=source)
 
     # A name of its own: a machine that was thought to be lost may still write under another.

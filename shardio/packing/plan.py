@@ -254,4 +254,5 @@ def difference(old: Plan, new: Plan) -> str:
 
 def json_line(value: Mapping[str, Any]) -> bytes:
     """Write a line of JSON, the same for equal values."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode("ascii") + b"\n"

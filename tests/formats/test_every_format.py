@@ -4,13 +4,16 @@ A format is one row of FORMATS. What its own bytes are is the matter of its own 
 """
 
 import errno
+import hashlib
 import json
 import pickle
+import random
 import shutil
 import struct
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -20,7 +23,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import LIMIT_S
+import xxhash
+from support import LIMIT_S, forging
 from support.naive_order import naive_epoch, side_by_side
 from support.reading import batches, drain, flat
 from support.small_datasets import CLASSES, flip, jpeg, of_order
@@ -28,10 +32,12 @@ from support.trees import environment
 from torch.utils.data import DataLoader
 
 import shardio
-from shardio import DamageError, ShardDataset, Writer
+from shardio import DamageError, ShardDataset, ShardioError, Writer
 from shardio.cli.main import main
 from shardio.dataset import sequence as sequences
 from shardio.formats import manifest
+from shardio.formats.sample import pack as pack_head
+from shardio.formats.sample import unpack as unpack_head
 from shardio.names import KEY, key_text
 from shardio.packing.index import index
 from shardio.storage.location import locate
@@ -703,3 +709,99 @@ def test_it_opens_without_the_check_at_opening(made: Made, copy: Path) -> None:
     assert batches(pickle.loads(pickle.dumps(stream)), 1) == batches(made.stream())
     with pytest.raises(DamageError, match=str(damaged(copy, made.samples[140])[0])):
         list(shardio.open(copy, decode=None, storage=shardio.Storage(verify_open=False)))
+
+
+# --- indexes that nobody wrote, under checksums that are right ------------------------------------
+
+
+class Forged:
+    """The manifest and the indexes of a dataset, to be written again with other values."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        head, _, rows = (folder / "manifest.json").read_text().partition('"shards": [\n')
+        self.head = json.loads(head.rstrip().rstrip(",") + "}")
+        self.shards = json.loads("[" + rows.rpartition("],\n")[0].rstrip().rstrip(",") + "]")
+
+    def write(self) -> None:
+        lines = [f"{json.dumps(name)}: {json.dumps(one)},\n" for name, one in self.head.items()]
+        shards = ",\n".join(map(json.dumps, self.shards))
+        body = "{\n" + "".join(lines) + f'"shards": [\n{shards}\n],\n'
+        digest = hashlib.sha256(body.encode()).hexdigest()
+        (self.folder / "manifest.json").write_text(f'{body}"sha256": "{digest}"\n}}\n')
+
+    def index(self, change: Callable[[Any, bytearray], Any], shard: int) -> None:
+        """Change the description of an index, or the bytes behind it."""
+        header = struct.Struct("<8sHBBI16sQQ")
+        path = self.folder / f"{shard:05d}-{self.shards[shard][4][:8]}.index"
+        data = path.read_bytes()
+        fields = list(header.unpack_from(data))
+        columns = bytearray(data[header.size + fields[7] : -8])
+        text = pack_head(change(unpack_head(data[header.size :][: fields[7]]), columns))
+        fields[7] = len(text)
+        body = header.pack(*fields) + text + bytes(columns)
+        seal = xxhash.xxh3_64_intdigest(body)
+        path.unlink()
+        self.shards[shard][4] = f"{seal:016x}"
+        name = self.folder / f"{shard:05d}-{seal >> 32:08x}.index"
+        name.write_bytes(body + struct.pack("<Q", seal))
+
+    def change(self, rng: random.Random) -> None:
+        """Change one value somewhere, or a few bytes of an index."""
+
+        def other(described: Any, columns: bytearray) -> Any:
+            if rng.random() < 0.5:
+                return forging.change(described, rng, below=0)
+            for _ in range(rng.choice((1, 4, 8))):
+                columns[rng.randrange(len(columns))] = rng.choice((0, 255, rng.randrange(256)))
+            return described
+
+        if rng.random() < 0.5:
+            both = [self.head, self.shards]
+            self.head, self.shards = forging.change(both, rng, forging.PLAIN)
+        else:
+            self.index(other, rng.randrange(len(self.shards)))
+        self.write()
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(8), pytest.param(range(8, 250), marks=pytest.mark.slow)], ids=str
+)
+def test_a_forged_index_gives_an_error_or_samples(made: Made, seeds: range, tmp_path: Path) -> None:
+    if made.row.index is None:
+        pytest.skip("packed: tests/formats/test_record.py forges shards")
+    errors = 0
+    for seed in seeds:
+        folder = Path(shutil.copytree(made.folder, tmp_path / str(seed)))
+        with suppress(TypeError, ValueError, OverflowError, KeyError, struct.error):
+            Forged(folder).change(random.Random(seed))  # unless it cannot be written
+        try:
+            found = shardio.open(folder, decode=None)
+            assert len(list(found)) == len([found[i] for i in range(len(found))])
+            stream = ShardDataset(folder, batch_size=8, decode=None, collate_fn=list)
+            assert sum(map(len, stream)) == len(found)
+        except ShardioError:
+            errors += 1
+        shutil.rmtree(folder)
+    assert errors > len(seeds) // 2
+
+
+def test_fields_of_another_kind_and_labels_of_no_class_are_errors(made: Made, copy: Path) -> None:
+    if made.row.index is None:
+        pytest.skip("packed: the values of a record are checked by its fields")
+    forged, real = Forged(copy), dict(Forged(copy).head)
+    for at, (name, kind) in enumerate(real["fields"]):
+        for other in {"int": ("str", "bool"), "str": ("int", "array"), "image": ("int",)}.get(
+            kind, ()
+        ):
+            forged.head["fields"] = [list(one) for one in real["fields"]]
+            forged.head["fields"][at][1] = other
+            forged.write()
+            with pytest.raises(DamageError):
+                shardio.open(copy, decode=None)[0]
+                pytest.fail(f"{name} of kind {kind} was read as {other}")
+    if real["classes"] is not None:
+        forged.head = real | {"classes": real["classes"][:1]}
+        forged.write()
+        with pytest.raises(DamageError, match=r"'label' that are not of the 1 classes.*index"):
+            list(shardio.open(copy, decode=None))

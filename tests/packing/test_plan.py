@@ -1,9 +1,13 @@
 """A plan that is made once: parts, and whole packings, go on under it and never list the source."""
 
+import contextlib
 import hashlib
 import itertools
+import json
 import os
+import random
 import re
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import forging
 from support.object_stores import ObjectStore
 from support.packing import die, grouped
 from support.trees import (
@@ -31,6 +36,7 @@ from shardio.errors import (
     DamageError,
     ExistsError,
     OptionError,
+    ShardioError,
     SourceChangedError,
     SourceError,
 )
@@ -69,6 +75,12 @@ def parts(source: Path | str, out: Path, count: int = 2, **options: Any) -> list
     for part in range(count, 0, -1):
         pack(source, out, part=(part, count), **options)
     return commit(out, jobs=1, overwrite=options.get("overwrite", False))
+
+
+def packed(out: Path) -> dict[bytes, bytes | None]:
+    """What is packed, without the plan that is kept for parts that start again."""
+    kept = os.fsencode(journal.PLANNED)
+    return {k: v for k, v in content(out).items() if os.path.basename(k) != kept}
 
 
 MASKS: Tree = {f"images/{n}.jpg": noise(f"i{n}", 300 + n) for n in range(9)} | {
@@ -117,7 +129,7 @@ def test_packing_under_a_plan_gives_what_packing_gives_and_lists_nothing(
     unlisted()
     done = pack(path, out, **again) if whole else parts(path, out, **again)
     assert [one.committed for one in done] == [True for _ in expected]
-    assert content(out) == content(tmp_path / "expected")
+    assert packed(out) == content(tmp_path / "expected")
 
 
 def test_a_bucket_is_planned_once_and_packed_without_listing_it(
@@ -129,7 +141,39 @@ def test_a_bucket_is_planned_once_and_packed_without_listing_it(
     plan(bucket.url, tmp_path / "out", **read)
     unlisted()
     parts(bucket.url, tmp_path / "out", **read)
-    assert content(tmp_path / "out") == content(tmp_path / "disk")
+    assert packed(tmp_path / "out") == content(tmp_path / "disk")
+
+
+@pytest.mark.parametrize("name", ["classes", "splits", "listing", "dataset"])
+def test_a_part_that_starts_again_after_the_commit_knows_that_it_is_done(
+    name: str, tmp_path: Path, unlisted: Callable[[], None]
+) -> None:
+    path, options, again = sources_in(tmp_path)[name]
+    out = tmp_path / "out"
+    plan(path, out, **options)
+    done, before = parts(path, out, **again), content(out)
+    unlisted()
+    for one, committed in zip(pack(path, out, part=(1, 2), **again), done, strict=True):
+        assert one.already and (one.split, one.records) == (committed.split, committed.records)
+        assert str(one.source_bytes) == str(committed.source_bytes)
+    assert content(out) == before
+
+
+def test_a_part_takes_no_kept_plan_for_what_is_not_of_it(source: Path, tmp_path: Path) -> None:
+    """Other options, shards that are gone, another dataset in its place: the source is listed."""
+    out = tmp_path / "out"
+    plan(source, out)
+    parts(source, out)
+    with pytest.raises(ExistsError, match="option max_records: was 4, now 5"):
+        pack(source, out, part=(1, 2), max_records=5)
+    kept = (out / journal.PLANNED).read_bytes()
+    sorted(out.glob("*.shard"))[0].unlink()
+    assert pack(source, out, part=(1, 2), **PLANNED)[0].built == 3
+    pack(source, out, overwrite=True, seed=9, restart=True)
+    assert not (out / journal.PLANNED).exists()
+    (out / journal.PLANNED).write_bytes(kept)  # as a commit that was killed there leaves it
+    with pytest.raises(ExistsError, match="another dataset is packed here"):
+        pack(source, out, part=(1, 2), **PLANNED)
 
 
 def test_a_plan_is_made_once(source: Path, tmp_path: Path) -> None:
@@ -218,7 +262,7 @@ def test_a_plan_is_a_snapshot(source: Path, tmp_path: Path) -> None:
     pack(source, tmp_path / "expected", **PLANNED)
     plant(source, {"class0/new.jpg": noise("new", 400)})
     parts(source, tmp_path / "out")
-    assert content(tmp_path / "out") == content(tmp_path / "expected")
+    assert packed(tmp_path / "out") == content(tmp_path / "expected")
 
 
 @pytest.mark.parametrize("change", ["changed", "gone"])
@@ -248,7 +292,7 @@ def test_the_size_of_raw_pixels_is_said_by_the_plan(tmp_path: Path) -> None:
     assert said[0].startswith("raw pixels: 4 images of 16 x 16, 3.0 KiB (the source has")
     pack(source, tmp_path / "out")
     pack(source, tmp_path / "expected", resize=16, encode="raw", **PLANNED)
-    assert content(tmp_path / "out") == content(tmp_path / "expected")
+    assert packed(tmp_path / "out") == content(tmp_path / "expected")
 
 
 def test_what_cannot_be_packed_is_said_by_the_plan_and_left_out_when_told(
@@ -263,7 +307,7 @@ def test_what_cannot_be_packed_is_said_by_the_plan_and_left_out_when_told(
     done = parts(source, tmp_path / "out", on_error="skip")
     pack(source, tmp_path / "expected", on_error="skip", **PLANNED)
     assert [key for key, _ in done[0].rejected] == ["class0/empty.jpg", "class0/text.jpg"]
-    assert content(tmp_path / "out") == content(tmp_path / "expected")
+    assert packed(tmp_path / "out") == content(tmp_path / "expected")
 
 
 def test_what_the_plan_says_that_cannot_be_packed_is_read_and_said_once(
@@ -322,7 +366,7 @@ def test_splits_of_which_one_was_committed_before_a_death_are_finished(
     pack(source, out)
     monkeypatch.undo()
     pack(source, tmp_path / "expected", **PLANNED)
-    assert content(out) == content(tmp_path / "expected")
+    assert packed(out) == content(tmp_path / "expected")
 
 
 def test_a_damaged_piece_is_an_error_of_its_shard_alone(source: Path, tmp_path: Path) -> None:
@@ -396,6 +440,57 @@ def test_a_plan_of_values_that_nobody_wrote_is_damaged(
         pack(source, out)
     assert not (out / "manifest.json").exists()
     pack(source, out, restart=True, **PLANNED)
+
+
+def forged(data: bytes, rng: random.Random) -> bytes:
+    """The journal with one value that nobody wrote, somewhere, under checksums that fit."""
+    first, last, _ = lock.FOOTER.unpack(data[-lock.FOOTER.size :])
+    header = unpack_columns(data[last : -lock.FOOTER.size])
+    cuts = itertools.pairwise(header.pop("ends").tolist())
+    whole = {
+        "line": json.loads(data[len(lock.PLAN_MAGIC) : first]),
+        "header": header,
+        "pieces": [unpack_columns(data[start:stop]) for start, stop in cuts],
+    }
+    whole = forging.change(whole, rng)
+    start = (
+        lock.PLAN_MAGIC + json.dumps(whole["line"], sort_keys=True, separators=(",", ":")).encode()
+    )
+    start += b"\n"
+    packed = [pack_columns(piece) for piece in whole["pieces"]]
+    ends = np.cumsum([len(start), *map(len, packed)])
+    checksums = [hashlib.blake2b(one, digest_size=8).digest() for one in packed]
+    end = pack_columns(whole["header"] | {"ends": ends, "checksums": checksums})
+    places = struct.pack("<QQ", len(start), ends[-1])
+    return start + b"".join(packed) + end + places + hashlib.sha256(start + end + places).digest()
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(40), pytest.param(range(40, 2_000), marks=pytest.mark.slow)], ids=str
+)
+def test_a_forged_plan_gives_an_error_or_a_dataset(seeds: range, tmp_path: Path) -> None:
+    """Never another exception; and nothing is written outside of OUT."""
+    made = sources_in(tmp_path / "sources")
+    for name, (path, options, _) in made.items():
+        plan(path, tmp_path / "plans" / name, **options)
+    beside = content(tmp_path)
+    packed_some = errors = 0
+    for seed in seeds:
+        rng, out = random.Random(seed), tmp_path / "out"
+        name = rng.choice(list(made))
+        shutil.copytree(tmp_path / "plans" / name, out)
+        where = rng.choice(sorted(out.rglob(lock.JOURNAL)))
+        with contextlib.suppress(TypeError, ValueError, OverflowError):  # it cannot be written
+            where.write_bytes(forged(where.read_bytes(), rng))
+        try:
+            call = pack if rng.random() < 0.5 else parts
+            call(made[name][0], out, **made[name][2])
+            packed_some += 1
+        except ShardioError:
+            errors += 1
+        shutil.rmtree(out)
+    assert content(tmp_path) == beside
+    assert packed_some and errors > len(seeds) // 2
 
 
 def test_a_part_reads_its_own_pieces_alone(

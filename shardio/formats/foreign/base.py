@@ -378,6 +378,8 @@ def _blob(value: Any) -> bytes:
 
 
 def _array(value: Any) -> Any:
+    if isinstance(value, bytes | str):
+        raise ValueError(f"expected an array, found {type(value).__name__}")
     return value if isinstance(value, np.ndarray) else np.array(value)
 
 
@@ -419,6 +421,8 @@ CONVERT: dict[str, Callable[[Any], Any]] = {
 }
 
 
+# Of the columns that a field of a kind may have: each shard has that of the values in it.
+_DTYPES = {"bool": "b", "int": "iu", "float": "iuf", "array": "iuf", "json": "biuf"}
 _COLUMNED = [CONVERT[kind] for kind in SCALARS]
 
 
@@ -544,6 +548,24 @@ class ForeignShard:
             for name, source, convert in self._fields
             if convert in _COLUMNED and source in columns
         }
+        self._check_columns(opening)
+
+    def _check_columns(self, opening: Opening) -> None:
+        """Raise DamageError where columns are not of their fields, or labels of no class."""
+        sources = opening.options.get("fields", {})
+        for name, kind in opening.schema.fields:
+            column = self._index.columns.get(sources.get(name, name))
+            if column is None or not column.size:
+                continue
+            wrong = column.dtype.kind not in _DTYPES.get(kind, "")
+            most = opening.classes if name == "label" and not wrong else None
+            if wrong or (most is not None and bool(np.any(column >= most))):
+                self._file.close()
+                what = f"of kind {kind}" if wrong else f"of the {most:,} classes"
+                raise DamageError(
+                    f"{self.name}: its index has values of {printable(name)!r} that are not "
+                    f"{what}. `shardio index` makes it anew"
+                )
 
     def read(self, record: int) -> Sample:
         """Read one record. Raises DamageError."""
