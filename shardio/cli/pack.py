@@ -161,6 +161,7 @@ _PLANNED = (  # options that a plan follows from
         action="append",
     ),
     option("--splits", action=BooleanOptionalAction),
+    option("--ignore", action=BooleanOptionalAction),
     option("--classes", "OTHER"),
     option("--resize", "N"),
     option("--quality", "Q"),

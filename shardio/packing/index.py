@@ -50,7 +50,7 @@ from .process_pool import Executor, Progress, check_executor, processes
 from .scan import Found, Scanned, dataset_id_of, manifest_of, scan_all
 from .sources.base import Listing, SourceRequest, renumber
 from .sources.field_names import fields_text
-from .sources.files import identity, top
+from .sources.files import identity, is_ignored, top
 from .sources.imagefolder import image_folder
 from .sources.trees import lies_there
 
@@ -99,7 +99,8 @@ class Indexed:
                 "a folder of images: they stay as they are, in the order `shardio pack` gives"
             )
         if self.ignored:
-            lines.append(f"ignored: {show_count(self.ignored, 'hidden file')}")
+            shown = show_count(self.ignored, "file or folder", "files and folders")
+            lines.append(f"ignored: {shown}")
         lines += self.notes[:10]
         for name in self.left_out:
             lines.append(
@@ -485,12 +486,12 @@ def _unknown_name(shown: str) -> str:
 
 
 def _files(root: str) -> Iterable[str]:
-    """Give the paths below a folder, but hidden ones; links are followed. Raises StorageError."""
+    """Give the paths below a folder, but ignored ones; links are followed. Raises StorageError."""
     above = {root: frozenset((identity(os.stat(root)),))}  # of a folder and all it lies in
     for folder, folders, files in os.walk(root, onerror=_unlisted, followlinks=True):
         here, inner = above.pop(folder), []
         for name in folders:
-            if name.startswith("."):
+            if is_ignored(os.fsencode(name)):
                 continue
             path = os.path.join(folder, name)
             if (one := identity(os.stat(path))) not in here:  # a link to a folder above is passed
@@ -498,7 +499,7 @@ def _files(root: str) -> Iterable[str]:
                 inner.append(name)
         folders[:] = inner
         for name in files:
-            if not name.startswith("."):
+            if not is_ignored(os.fsencode(name)):
                 path = os.path.relpath(os.path.join(folder, name), root)
                 yield from_file_name(path.replace(os.sep, "/"))
 

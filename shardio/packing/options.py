@@ -48,6 +48,9 @@ class SourceOptions:
              {"image": "images/", "mask": "masks/"}
     where    select records by conditions on their small fields: {"label": ["cat"]}
     classes  another dataset: number the classes as it does
+    ignore   leave out hidden files, and folders of NAS and systems: @eaDir, #recycle, @Recycle,
+             @Recently-Snapshot, $RECYCLE.BIN, System Volume Information, lost+found, __MACOSX,
+             __pycache__; default: True
     storage  a shardio.Storage: how an object store is reached
 
     Raises OptionError.
@@ -58,9 +61,11 @@ class SourceOptions:
     fields: Mapping[str, str] | None = None
     where: Mapping[str, Any] | None = None
     classes: PathLike | None = None
+    ignore: bool = True
     storage: Storage | None = None
 
     def __post_init__(self) -> None:
+        check_flags(self, "ignore")
         check_group("storage", self.storage, Storage)
         if not isinstance(self.kind, (str, type(None))):
             raise OptionError(f"kind is {printable(repr(self.kind))}: expected a kind's name")

@@ -296,6 +296,7 @@ def _request(
         fields=dict(read.fields or {}),
         where=read.where,
         root=None if read.root is None else _given(read.root),
+        ignore=read.ignore,
         jobs=jobs,
         progress=progress,
         storage=check_group("storage", read.storage, Storage),

@@ -82,7 +82,8 @@ class Packed(Reencoded):
         if self.enlarged:
             lines.append(f"enlarged, since smaller: {show_count(self.enlarged, 'image')}")
         if self.ignored:
-            lines.append(f"ignored: {show_count(self.ignored, 'hidden file')}")
+            shown = show_count(self.ignored, "file or folder", "files and folders")
+            lines.append(f"ignored: {shown}")
         if self.rejected:
             fate = f"left out; see {REJECTED}"
             if self.planned:

@@ -254,7 +254,7 @@ def test_pack_says_what_it_left_out_and_ignored(tmp_path: Path) -> None:
     assert "--on-error skip" in failed.stderr
     assert "\x1b" not in failed.stderr
     done = shardio("pack", source, tmp_path / "out", "--on-error", "skip", code=4)
-    assert "ignored: 1 hidden file\n" in done.stdout
+    assert "ignored: 1 file or folder\n" in done.stdout
     assert "1 file left out" in done.stdout
     assert "class0/no.jpg" in done.stdout
 

@@ -37,6 +37,8 @@ CLASSES: Tree = {
     "class1/deep/x y%20ü.jpg": noise("deep", 900),
     "class1/.hidden.jpg": b"hidden",
     ".thumbs/a.jpg": b"hidden",
+    "@eaDir/a.jpg": b"of a NAS",
+    "class1/deep/@eaDir/x.jpg/SYNOPHOTO_THUMB_S.jpg": b"of a NAS",
     "class2/Thumbs.db": b"of a file manager",
 }
 BAD: Tree = {**CLASSES, "class0/empty.jpg": b"", "class0/text.jpg": b"no image at all"}
@@ -265,7 +267,7 @@ def test_an_object_of_another_size_is_an_error(s3: ObjectStore, tmp_path: Path) 
         location = locate(f"{s3.url}/sized", storage(s3))
         assert isinstance(location, RemoteLocation)
         folder = StoreFolder(location)
-        (key,), (listed,), (stamp,), _, _ = folder.walk()
+        (key,), (listed,), (stamp,), *_ = folder.walk()
         (tmp_path / "a.jpg").write_bytes(noise("other", size)[:size])
         s3.put({"sized/a.jpg": tmp_path / "a.jpg"})
         with folder.opened() as read:

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.conformance import FileSourceConformance
-from support.trees import JPEG, images, noise, picture, plant
+from support.trees import JPEG, content, images, noise, picture, plant, shardio
 
+import shardio as library
 from shardio.errors import OptionError, SourceChangedError, SourceError
 from shardio.images.filetype import image_type
 from shardio.packing import sources
@@ -144,6 +145,46 @@ def test_hidden_files_and_folders_and_thumbnails_are_ignored_and_counted(tmp_pat
     assert found.classes == ("a",)
     assert found.ignored == 5
     assert not found.problems
+
+
+SYSTEMS = (
+    *("@eaDir", "#recycle", "@Recycle", "@Recently-Snapshot", "$RECYCLE.BIN", "$Recycle.Bin"),
+    *("System Volume Information", "lost+found", ".Trash-1000", ".snapshot"),
+    *(".ipynb_checkpoints", "__MACOSX", "__pycache__"),
+)
+
+
+@pytest.mark.parametrize("kind", ["imagefolder", "files", "trees"])
+def test_folders_of_nas_and_systems_are_no_records_and_no_classes(
+    kind: str, tmp_path: Path
+) -> None:
+    below = ("images", "masks") if kind == "trees" else ("a", "b")
+    clean = {f"{below[0]}/{n}.jpg": picture(8, 8) for n in range(3)}
+    clean |= {f"{below[1]}/{n}.png": picture(8, 8, "PNG") for n in range(3)}
+    plant(tmp_path / "clean", clean)
+    left = {f"{at}/{name}/x/thumb.jpg": JPEG for at in (*below, "") for name in SYSTEMS}
+    left |= {f"{below[0]}/deep/{name}/thumb.jpg": JPEG for name in SYSTEMS}
+    plant(tmp_path / "nas", clean | {name.lstrip("/"): data for name, data in left.items()})
+    read = library.SourceOptions(kind=kind)
+    (expected,) = library.pack(tmp_path / "clean", tmp_path / "out", read=read, jobs=1)
+    (found,) = library.pack(tmp_path / "nas", tmp_path / "of-nas", read=read, jobs=1)
+    assert content(tmp_path / "of-nas") == content(tmp_path / "out")
+    places = 3 if kind == "trees" else 4  # the top of trees is looked at, and not walked through
+    assert (expected.ignored, found.ignored) == (0, places * len(SYSTEMS))
+    said = " ".join(found.notes)
+    for name in SYSTEMS:
+        assert name in said or name.startswith(".")
+
+
+def test_no_ignore_packs_what_is_ignored_otherwise(tmp_path: Path) -> None:
+    plant(tmp_path / "src", {"a/1.jpg": JPEG, "@eaDir/2.jpg": JPEG, "a/.b/3.jpg": JPEG})
+    read = library.SourceOptions(kind="imagefolder", ignore=False)
+    (packed,) = library.pack(tmp_path / "src", tmp_path / "out", read=read, jobs=1)
+    assert (packed.records, packed.classes, packed.ignored) == (3, 2, 0)
+    data = library.open(tmp_path / "out", decode=None)
+    assert {one["__key__"] for one in data} == {"a/1.jpg", "@eaDir/2.jpg", "a/.b/3.jpg"}
+    shardio("pack", tmp_path / "src", tmp_path / "by-command", "--no-ignore")
+    assert content(tmp_path / "by-command") == content(tmp_path / "out")
 
 
 def test_links_to_files_and_folders_are_followed(tmp_path: Path) -> None:

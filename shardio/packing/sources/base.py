@@ -52,6 +52,7 @@ class Walked(NamedTuple):
     mtimes: Ints  # times of change in ns, or other numbers that change with the content
     problems: list[Problem]  # what can be no file of a record
     ignored: int  # hidden files, and the like
+    notes: list[str]  # which of these are of systems
 
 
 class Seen(NamedTuple):
@@ -69,11 +70,12 @@ class SourceFolder(Protocol):
     """
 
     path: bytes  # absolute, or a URL without secrets: for messages
+    ignores: Callable[[bytes], bool]  # by its name, that a file or folder is none of the data
 
     def top(self) -> Top:
         """Return the names in it: folders, all else, and links to a folder above.
 
-        Hidden folders are left out. Raises SourceError, StorageError.
+        Ignored folders are left out. Raises SourceError, StorageError.
         """
 
     def below(self, path: bytes) -> SourceFolder:
@@ -140,6 +142,7 @@ class SourceRequest:
     fields: Mapping[str, str] = field(default_factory=dict)  # our names of fields, and theirs
     where: Mapping[str, Any] | None = None
     root: str | None = None  # the folder that paths in a listing refer to
+    ignore: bool = True  # leave out hidden files, and folders of systems
     # Names of its splits, where its kind was told by looking at its top, and nobody gave it.
     looked: tuple[str, ...] | None = None
     jobs: int | None = None

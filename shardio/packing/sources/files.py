@@ -15,7 +15,8 @@ import re
 import stat
 import unicodedata
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -44,7 +45,15 @@ MAX_FILE = MAX_BODY - MAX_HEAD  # bytes of a file that a record holds in any cas
 _TAILS = {f".{name}"[-4:].encode() for ending in ALL_ENDINGS for name in (ending, ending.upper())}
 _tail = operator.itemgetter(slice(-4, None))
 _DOT = ord(".")
-_IGNORED = frozenset((b"Thumbs.db", b"desktop.ini"))  # left by file managers; so are hidden files
+# What systems leave, in lower case; so are hidden files. First of file managers, then the folders
+# of thumbnails, bins and snapshots of NAS, and what Windows, Linux, macOS and Python leave.
+_OF_MANAGERS = frozenset((b"thumbs.db", b"desktop.ini"))
+_OF_SYSTEMS = frozenset(
+    (b"@eadir", b"#recycle", b"@recycle", b"@recently-snapshot", b"$recycle.bin",
+     b"system volume information", b"lost+found", b"__macosx", b"__pycache__")
+)  # fmt: skip
+_LEFT = _OF_MANAGERS | _OF_SYSTEMS
+_FIRST = frozenset(b"".join(name[:1] + name[:1].upper() for name in _LEFT))
 _OWN = re.compile(rb"manifest\.json|\d{5,}-[0-9a-f]{8}\.index")  # of `shardio index`, on top
 _SHOWN = 20  # names that are noted
 Above = tuple[tuple[int, int], ...]  # devices and inodes of a folder and those it lies in
@@ -75,19 +84,38 @@ class FileSource(Source):
         raise NotImplementedError
 
 
-class DiskFolder:
-    """A folder of this machine."""
+def is_ignored(name: bytes) -> bool:
+    """Return True for a hidden file or folder, and for what systems leave."""
+    return name[0] == _DOT or (name[0] in _FIRST and name.lower() in _LEFT)
 
-    def __init__(self, path: bytes) -> None:
-        self.path = os.path.abspath(path)
+
+def ignores_nothing(name: bytes) -> bool:
+    """Return False, of `--no-ignore`."""
+    return False
+
+
+def note_ignored(names: Iterable[bytes]) -> list[str]:
+    """Return a note on those of the ignored files and folders that systems left; by their names."""
+    counts = Counter(printable(name) for name in names if name.lower() in _OF_SYSTEMS)
+    if not counts:
+        return []
+    shown = ", ".join(f"{n:,} x {name}" if n > 1 else name for name, n in sorted(counts.items()))
+    return [f"ignored, with all that is in them: {shown}; --no-ignore packs them"]
+
+
+class DiskFolder:
+    """A folder of this machine. ignores: by its name, that a file or folder is none of the data."""
+
+    def __init__(self, path: bytes, ignores: Callable[[bytes], bool] = is_ignored) -> None:
+        self.path, self.ignores = os.path.abspath(path), ignores
 
     def top(self) -> Top:
         """Return the names in it. Raises SourceError."""
-        return top(self.path)
+        return top(self.path, self.ignores)
 
     def below(self, path: bytes) -> DiskFolder:
         """Return a folder in it."""
-        return DiskFolder(os.path.join(self.path, path))
+        return DiskFolder(os.path.join(self.path, path), self.ignores)
 
     def is_there(self) -> bool:
         """Return True if it is a folder."""
@@ -95,7 +123,7 @@ class DiskFolder:
 
     def walk(self, *, empty: bool = False) -> Walked:
         """Find every file below it."""
-        return Walk(self.path, empty=empty).run()
+        return Walk(self.path, self.ignores, empty=empty).run()
 
     def look(self, paths: Iterable[bytes]) -> Iterator[Seen]:
         """Yield what each path leads to. Raises OSError."""
@@ -125,7 +153,9 @@ class DiskFolder:
 
 def folder_of(request: SourceRequest) -> SourceFolder:
     """Return the folder that is to be packed."""
-    return DiskFolder(request.path) if request.files is None else request.files
+    if request.files is not None:
+        return request.files
+    return DiskFolder(request.path, is_ignored if request.ignore else ignores_nothing)
 
 
 def folder_of_split(request: SourceRequest, split: str) -> SourceFolder:
@@ -234,10 +264,10 @@ def split_folders(
     return {key_text(name): source.below(name) for name in sorted(folders)}
 
 
-def top(root: bytes) -> Top:
+def top(root: bytes, ignores: Callable[[bytes], bool] = is_ignored) -> Top:
     """Return the names in a folder: folders, all else, and links to a folder above.
 
-    Hidden folders are left out. The links are no classes: one more would shift all labels behind
+    Ignored folders are left out. The links are no classes: one more would shift all labels behind
     it. A folder that cannot be listed is one: its label must not depend on permissions.
     """
     folders, files, loops = [], [], []
@@ -254,7 +284,7 @@ def top(root: bytes) -> Top:
                     is_folder = False
                 if not is_folder:
                     files.append(entry.name)
-                elif entry.name.startswith(b"."):
+                elif ignores(entry.name):
                     continue
                 elif entry.is_symlink() and identity(entry.stat()) in above:
                     loops.append(entry.name)
@@ -287,14 +317,16 @@ class Walk:
     empty: files without a byte are files like others, and no problems.
     """
 
-    def __init__(self, root: bytes, *, empty: bool = False) -> None:
-        self.root = root
+    def __init__(
+        self, root: bytes, ignores: Callable[[bytes], bool] = is_ignored, *, empty: bool = False
+    ) -> None:
+        self.root, self._ignores = root, ignores
         self._least = 0 if empty else 1
         self.keys: list[bytes] = []
         self.sizes = array("q")  # 8 bytes a file, where a list of ints takes 40
         self.mtimes = array("q")
         self.problems: list[Problem] = []
-        self.ignored = 0
+        self.ignored: list[bytes] = []  # names
 
     def run(self) -> Walked:
         """Visit every file and folder."""
@@ -313,7 +345,8 @@ class Walk:
             stack[folders:] = sorted(stack[folders:], reverse=True)
         self._sort(0)  # nothing is left to do, but where files lie beside folders
         sizes, mtimes = np.array(self.sizes, np.int64), np.array(self.mtimes, np.int64)
-        return Walked(self.keys, sizes, mtimes, self.problems, self.ignored)
+        notes = note_ignored(self.ignored)
+        return Walked(self.keys, sizes, mtimes, self.problems, len(self.ignored), notes)
 
     def _sort(self, first: int) -> None:
         """Sort the files from one on by their keys."""
@@ -334,8 +367,8 @@ class Walk:
     ) -> None:
         name = entry.name
         key = prefix + name
-        if is_ignored(name):
-            self.ignored += 1
+        if self._ignores(name):
+            self.ignored.append(name)
             return
         if not prefix and is_own(name):
             return
@@ -360,11 +393,6 @@ class Walk:
                 stack.append((key + b"/", (*above, here)))
         elif (why := unfit(status)) is not None:
             self.problems.append((key, why))
-
-
-def is_ignored(name: bytes) -> bool:
-    """Return True for a hidden file or folder, and for what file managers leave."""
-    return name[0] == _DOT or name in _IGNORED
 
 
 def is_own(name: bytes) -> bool:
@@ -425,8 +453,7 @@ def _special(mode: int) -> str:
 
 def check_loose(files: list[bytes], folder: SourceFolder) -> None:
     """Raise SourceError for files that lie beside class folders, but for hidden ones."""
-    ours = (n for n in files if not n.startswith(b".") and n not in _IGNORED)
-    loose = sorted(name for name in ours if not is_own(name))
+    loose = sorted(name for name in files if not folder.ignores(name) and not is_own(name))
     if loose:
         raise SourceError(
             f"{printable(folder.path)}: {show_count(len(loose), 'file')} beside class folders; "

@@ -130,7 +130,7 @@ class Files(Columns):
     """The files below one folder; `keys` are in bytewise order, `fields` one an ending."""
 
     def __init__(self, found: Walked) -> None:
-        paths, sizes, mtimes, problems, _ = found
+        paths, sizes, mtimes, problems, *_ = found
         places: dict[bytes, int] = {}  # of records, as they come
         ids: dict[bytes, int] = {}  # of endings, as they come
         record, which = np.empty(len(paths), np.int64), np.empty(len(paths), np.int32)
@@ -237,16 +237,16 @@ def list_records(request: SourceRequest) -> Listings:
     folder = folder_of(request)
     shown = printable(request.path) if request.files is None else request.shown
     roots = split_folders(folder, shown, folder.top(), request.splits)
-    ignored, found = {}, {}
+    walks, found = {}, {}
     for name, root in roots.items():
         walked = root.walk(empty=True)
         found[name] = Files(walked)
-        ignored[name] = walked.ignored
+        walks[name] = walked
     plain = _merge(list(found.values()), request)
     named = _named({name for files in found.values() for name in files.fields}, request)
     listings = {}
     for name, files in found.items():
-        listing = listings[name] = _listing(roots[name], files, named, plain, ignored[name])
+        listing = listings[name] = _listing(roots[name], files, named, plain, walks[name])
         listing.check_some(request.show(name), "files")
     return listings
 
@@ -420,7 +420,7 @@ def _named(theirs: set[str], request: SourceRequest) -> dict[str, str]:
 
 
 def _listing(
-    root: SourceFolder, files: Files, named: Mapping[str, str], plain: set[str], ignored: int
+    root: SourceFolder, files: Files, named: Mapping[str, str], plain: set[str], walked: Walked
 ) -> Listing:
     """plain: the endings that are the field `image` together."""
     theirs = {named[source]: source for source in sorted(set(files.fields))}
@@ -440,8 +440,8 @@ def _listing(
         fields=fields,
         classes=None,
         problems=sorted(files.problems),
-        ignored=ignored,
-        notes=[*_notes(files, plain), *twins(files.keys)],
+        ignored=walked.ignored,
+        notes=[*walked.notes, *_notes(files, plain), *twins(files.keys)],
         options={"members": files.digest(), **renamed(theirs)},
     )
 

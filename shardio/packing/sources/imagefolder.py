@@ -192,7 +192,7 @@ def _listing(
     """List one folder of images. names: of all classes, sorted."""
     if folders:
         check_loose(files, root)
-    keys, sizes, mtimes, problems, ignored = root.walk()
+    keys, sizes, mtimes, problems, ignored, notes = root.walk()
     present = set(folders)
     labels = _labels(keys, names) if folders else None
     return Listing(
@@ -206,7 +206,7 @@ def _listing(
         absent=tuple(key_text(n) for n in names if n not in present) if folders else (),
         problems=sorted(problems),
         ignored=ignored,
-        notes=twins([*keys, *folders]),
+        notes=[*notes, *twins([*keys, *folders])],
     )
 
 

@@ -18,7 +18,7 @@ import posixpath
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -32,7 +32,16 @@ from ...storage.ranges import Range, Released
 from ...storage.remote import RemoteLocation
 from ...storage.remote_file import RANGE, read, wait
 from .base import Ints, Problem, ReadFile, Seen, SourceFolder, SourceRequest, Top, Walked
-from .files import MISSING, DiskFolder, changed, is_ignored, is_own, unfit_size
+from .files import (
+    MISSING,
+    DiskFolder,
+    changed,
+    ignores_nothing,
+    is_ignored,
+    is_own,
+    note_ignored,
+    unfit_size,
+)
 
 _LOOKED_AHEAD = 256  # objects that are looked at, at once, where they are not listed
 # Objects for each path of a listing up to which a bucket is listed to look at them: a request lists
@@ -80,10 +89,14 @@ class StoreFolder:
     """A folder of an object store. Objects whose names end with a slash are none of its files."""
 
     def __init__(
-        self, location: RemoteLocation, inner: bytes = b"", objects: _Objects | None = None
+        self,
+        location: RemoteLocation,
+        inner: bytes = b"",
+        objects: _Objects | None = None,
+        ignores: Callable[[bytes], bool] = is_ignored,
     ) -> None:
         """inner: the path of a folder in the location, with a slash at its end, or b""."""
-        self._location, self._inner = location, inner
+        self._location, self._inner, self.ignores = location, inner, ignores
         self._objects = _Objects(location) if objects is None else objects
         self._announced: dict[bytes, deque[list[Range]]] = {}  # by path
         self.path = b"/".join(filter(None, (key_bytes(location.url), inner.rstrip(b"/"))))
@@ -98,7 +111,7 @@ class StoreFolder:
                 files.append(name)
                 at += 1
                 continue
-            if not name.startswith(b"."):
+            if not self.ignores(name):
                 folders.append(name)
             at = bisect_left(keys, self._inner + name + b"0", at, stop)  # 0 comes next to the slash
         return folders, files, []
@@ -106,7 +119,8 @@ class StoreFolder:
     def below(self, path: bytes) -> StoreFolder:
         """Return a folder in it."""
         inner = posixpath.normpath(self._inner + path) + b"/"
-        return StoreFolder(self._location, b"" if inner == b"./" else inner, self._objects)
+        inner = b"" if inner == b"./" else inner
+        return StoreFolder(self._location, inner, self._objects, self.ignores)
 
     def is_there(self) -> bool:
         """Return True if objects lie in it. Raises OptionError, StorageError."""
@@ -124,8 +138,8 @@ class StoreFolder:
         for place in range(start, stop):
             key = keys[place][len(self._inner) :]
             parts = key.split(b"/")
-            if any(map(is_ignored, parts)):
-                hidden = next(i for i, part in enumerate(parts) if is_ignored(part))
+            if any(map(self.ignores, parts)):
+                hidden = next(i for i, part in enumerate(parts) if self.ignores(part))
                 ignored.add(b"/".join(parts[: hidden + 1]))
                 continue
             if is_own(parts[0]):
@@ -137,7 +151,8 @@ class StoreFolder:
                 places.append(place)
             else:
                 problems.append((key, why))
-        return Walked(found, sizes[places], stamps[places], problems, len(ignored))
+        notes = note_ignored(posixpath.basename(path) for path in ignored)
+        return Walked(found, sizes[places], stamps[places], problems, len(ignored), notes)
 
     def look(self, paths: Iterable[bytes]) -> Iterator[Seen]:
         """Yield what each path leads to. Raises StorageError."""
@@ -284,7 +299,7 @@ def folder_in_store(request: SourceRequest) -> StoreFolder:
     """Return the folder of a store that is to be packed."""
     location = request.location
     assert isinstance(location, RemoteLocation)
-    return StoreFolder(location)
+    return StoreFolder(location, ignores=is_ignored if request.ignore else ignores_nothing)
 
 
 def root_of(request: SourceRequest) -> SourceFolder:

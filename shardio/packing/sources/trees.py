@@ -164,7 +164,7 @@ def _layout(request: SourceRequest) -> tuple[dict[str, dict[str, bytes]], list[b
                 f"{request.shown}: {printable(called_so)} has no folder {printable(trees[main])}/, "
                 "whose files the others belong to"
             )
-    beside = [n for n in (*folders, *files) if n not in used and not _hidden(n)]
+    beside = [n for n in (*folders, *files) if n not in used and not root.ignores(n)]
     return splits, sorted(beside)
 
 
@@ -177,7 +177,7 @@ def _splits_within(
     """
     inner = {name: root.below(folder).top() for name, folder in trees.items()}
     called = sorted({split for inside, _, _ in inner.values() for split in inside})
-    loose = any(not _hidden(name) for _, found, _ in inner.values() for name in found)
+    loose = any(not root.ignores(name) for _, found, _ in inner.values() for name in found)
     by_name = not loose and set(called) <= _SPLITS
     if not called or not (by_name if splits is None else splits):
         return {"": trees}
@@ -279,7 +279,7 @@ def _has_image(folder: SourceFolder) -> bool:
             folders, files, _ = folder.top()
         except SourceError:
             return False
-        files = [name for name in files if not _hidden(name)]
+        files = [name for name in files if not folder.ignores(name)]
         if files or not folders:
             return any(kind_of(name) == "image" for name in files)
         folder = folder.below(min(folders))
@@ -293,10 +293,11 @@ def _listing(root: SourceFolder, folders: Mapping[str, bytes]) -> Listing:
     """List trees. folders: of each field, the one with the keys first."""
     problems: list[Problem] = []
     bad: set[bytes] = set()  # stems of records that cannot be packed
-    trees, stems, ignored = [], [], 0
+    trees, stems, ignored, notes = [], [], 0, []
     for name, folder in folders.items():
-        keys, sizes, mtimes, unfit, hidden = root.below(folder).walk(empty=True)
+        keys, sizes, mtimes, unfit, hidden, names = root.below(folder).walk(empty=True)
         ignored += hidden
+        notes += [f"{printable(folder)}/: {note}" for note in names]
         tree = Tree(name, folder, _kind(keys), keys, sizes, mtimes)
         for path, why in unfit:
             bad.add(stem_of(path))
@@ -337,7 +338,7 @@ def _listing(root: SourceFolder, folders: Mapping[str, bytes]) -> Listing:
         classes=None,
         problems=sorted(problems),
         ignored=ignored,
-        notes=twins(keys),
+        notes=[*notes, *twins(keys)],
         options={
             "members": _digest(taken),
             "fields": {tree.name: key_text(tree.folder) + "/" for tree in taken},
@@ -402,7 +403,3 @@ def _digest(trees: Sequence[Tree]) -> str:
     for tree in trees:
         seal.update(tree.folder + b"\0\0" + b"\0".join(tree.paths) + b"\0\0")
     return seal.hexdigest()[:32]
-
-
-def _hidden(name: bytes) -> bool:
-    return name.startswith(b".")
