@@ -307,13 +307,18 @@ class _Stage:
         return _Packed(part, source, out, fields)
 
     def _compare(self, packed: _Packed) -> Part:
-        """Read in all ways from memory, from the disk and from a limited disk; show the rates."""
+        """Read in all ways from memory, from the disk and from a limited disk; show the rates.
+
+        Where reads cannot be held to a limit, as in most containers, there is no row of it.
+        """
         warm = self._row(packed, "in memory", cold=False)
         cold = self._row(packed, "on the disk", cold=True)
-        limited = Row(f"on a disk of {READS_PER_S} reads/s", refused=cold.refused or self.refused)
-        if not limited.refused:
-            limited = self._row(packed, limited.name, cold=True, reads_per_s=READS_PER_S)
-        part = replace(packed.part, rows=(warm, cold, limited))
+        rows = [warm, cold]
+        if not (cold.refused or self.refused):
+            name = f"on a disk of {READS_PER_S} reads/s"
+            limited = self._row(packed, name, cold=True, reads_per_s=READS_PER_S)
+            rows += [] if self.refused else [limited]
+        part = replace(packed.part, rows=tuple(rows))
         self.say(table(part))
         return part
 
@@ -339,8 +344,6 @@ class _Stage:
                     rates[way] = max(rates.get(way, 0.0), found["images_per_s"])
         except FailedError as error:
             return Row(name, refused=str(error))
-        if reads_per_s is not None and self.refused:
-            return Row(name, refused=self.refused)
         return Row(name, rates, requests)
 
     def _count(self, stack: ExitStack, path: str, reads_per_s: int | None) -> throttle.Group | None:
