@@ -105,12 +105,11 @@ def refuse_options(
 
         @wraps(function)
         def refusing(*args: P.args, **options: P.kwargs) -> T:
-            for name in options:
+            for name in (one for one in options if one not in known):
                 if name in advice:
                     raise OptionError(f"{owner} takes no {name}: {advice[name]}")
-                if name not in known:
-                    why = f"{owner} got an unexpected keyword argument {name!r}"
-                    raise TypeError(f"{why}: {there_are(known, name)}")
+                why = f"{owner} got an unexpected keyword argument {name!r}"
+                raise TypeError(f"{why}: {there_are(known, name)}")
             return function(*args, **options)
 
         return refusing

@@ -27,13 +27,14 @@ from ..storage.location import locate
 from ..storage.options import Storage, with_root
 from ..units import check_group, grouped_in, refuse_options, show_count
 from .decode import Decode, Decoder, record_name
+from .other_names import OTHER_NAMES
 from .reader import ManifestInfo, Reader, open_index, open_reader
 
 _AHEAD = 16  # shards whose ends are asked for ahead, by URL
 _BYTES_AHEAD = 64 << 20  # bytes of the next shard that are
 
 
-@refuse_options("shardio.open", grouped_in("storage", Storage))
+@refuse_options("shardio.open", grouped_in("storage", Storage) | {"root": OTHER_NAMES["root"]})
 def open(
     path: str | os.PathLike[str],
     *,

@@ -28,7 +28,7 @@ from ..order.partition import Partition, RowRanges
 from ..order.subset import Selection, select_places, select_where
 from ..storage.options import Storage
 from ..storage.stores import without_secrets
-from ..units import check_group, grouped_in, refuse_options, show_count
+from ..units import check_group, refuse_options, show_count
 from .assemble import VALID, PendingBatch
 from .batch_decode import advise_boxes, advise_core, raw_pixels
 from .batch_join import encoded_images
@@ -37,45 +37,11 @@ from .collate import planes
 from .decode import LABEL, Decode, Decoder, Progress, record_name
 from .fetch import Fetch, Rows
 from .mixture import Mixture
+from .other_names import OTHER_NAMES
 from .ranks import Consumers
 from .reader import ManifestInfo, Row, open_reader, read
 from .sequence import ShardSequence
 from .stream import Stream
-
-# Names that users of other datasets and loaders bring: what to do instead.
-_LOADERS = "give it to the loader, DataLoader(ds, batch_size=None, {}) or ShardLoader(ds, {})"
-_OTHERS = {
-    "num_workers": _LOADERS.format("num_workers=8", "num_workers=8"),
-    "prefetch_factor": _LOADERS.format("prefetch_factor=4", "prefetch_factor=4"),
-    "pin_memory": "give it to DataLoader, or device= to ShardLoader",
-    "device": "give it to ShardLoader, which takes batches there ahead of use",
-    "drop_last": 'give tail="drop", which leaves out what fills no batch on every rank',
-    "sampler": "the order is shuffle=, shuffle_buffer=, where= and select()",
-    "generator": "give seed=",
-    "shuffle_seed": "give seed=",
-    "shuffle_size": "give shuffle_buffer=, in records, or bytes such as '512MiB'",
-    "buffer_size": "give shuffle_buffer=, in records, or bytes such as '512MiB'",
-    "shuffle_block_size": "give shuffle_buffer=, in records, or bytes such as '512MiB'",
-    "shuffle_algo": "there is one; shuffle_buffer= is how far it shuffles",
-    "num_canonical_nodes": "leave it out, or give order=shardio.Order(nodes=...)",
-    "canonical_workers": "give order=shardio.Order(spans=...)",
-    "remote": "give the folder as the first argument; object stores are not supported yet",
-    "local": "give the folder as the first argument; no copy is made",
-    "input_dir": "give the folder as the first argument",
-    "data_dir": "give the folder as the first argument",
-    "urls": "give the folder as the first argument; `shardio index` makes tars a dataset",
-    "cache_dir": "leave it out; the page cache is used",
-    "cache_limit": "leave it out; the page cache is used",
-    "num_replicas": "give world_size=, with rank=, or neither: torch.distributed is followed",
-    "num_shards": "give world_size=, with rank=, or neither: torch.distributed is followed",
-    "shard_id": "give rank=, with world_size=, or neither: torch.distributed is followed",
-    "transforms": "give transform= for the image, or map= for the whole sample",
-    "label_transform": "give target_transform=",
-    "columns": "give fields=",
-    "return_index": 'give fields= with "__key__", which names each record',
-    **grouped_in("order", Order),
-    **grouped_in("storage", Storage),
-}
 
 
 class ShardDataset(ManifestInfo, Stream):
@@ -127,7 +93,7 @@ class ShardDataset(ManifestInfo, Stream):
     fit; while iterating also StorageError, DecodeError, CollateError, EpochError.
     """
 
-    @refuse_options("ShardDataset", _OTHERS)
+    @refuse_options("ShardDataset", OTHER_NAMES)
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -27,6 +27,7 @@ import torch
 
 from .. import machine
 from ..dataset.iteration import Iteration
+from ..dataset.other_names import OTHER_NAMES
 from ..dataset.protocol import BatchIterator
 from ..dataset.ranks import consumers, machines_of
 from ..dataset.stream import Stream
@@ -59,7 +60,10 @@ _OTHERS = {
     "drop_last": 'give tail="drop" to the dataset',
     "sampler": "the order is the dataset's: shuffle_buffer=, where=, select()",
     "batch_sampler": "the order is the dataset's: batch_size=, shuffle_buffer=, where=, select()",
+    "use_prefetcher": "give device=, which takes batches there ahead of use",
+    **dict.fromkeys(("img_dtype", "fp16"), "give dtype="),
 }
+_OTHERS = {name: f"of the dataset: {advice}" for name, advice in OTHER_NAMES.items()} | _OTHERS
 
 
 class ShardLoader:

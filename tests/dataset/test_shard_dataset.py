@@ -1,6 +1,8 @@
 """ShardDataset: the order law on real DataLoaders, epochs, ranks, tails, errors through workers."""
 
 import copy
+import inspect
+import json
 import pickle
 import re
 import subprocess
@@ -30,9 +32,11 @@ from shardio import (
     OptionError,
     RandomResizedCrop,
     ShardDataset,
+    ShardLoader,
     StateError,
     StorageError,
 )
+from shardio.dataset.other_names import OTHER_NAMES
 from shardio.images.decode import decode as decode_image
 from shardio.order.epoch import default_unit
 from shardio.order.rng import draw
@@ -216,7 +220,34 @@ def test_names_that_others_have_are_answered(packed: Packed, name: str) -> None:
         ShardDataset(packed([5]), bread=1)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("name", ["root", "buffer_bytes", "verify_open", "max_pixels"])
+OTHERS = json.loads((Path(__file__).parents[1] / "golden" / "names_of_others.json").read_text())
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=lambda other: str(other["of"]))
+def test_every_option_of_other_datasets_and_loaders_is_taken_or_answered(
+    packed: Packed, other: dict[str, Any]
+) -> None:
+    path = packed([5])
+    ours = inspect.signature(ShardDataset).parameters
+    for name in {*other["names"]} - ours.keys():
+        with pytest.raises(OptionError, match=f"^ShardDataset takes no {name}: [^\\n]+$"):
+            ShardDataset(path, **{name: 1})
+    dataset = ShardDataset(path, batch_size=2)
+    loaders = inspect.signature(ShardLoader).parameters
+    for name in {*other["names"]} - loaders.keys() - ours.keys():
+        with pytest.raises(OptionError, match=f"^ShardLoader takes no {name}: [^\\n]+$"):
+            ShardLoader(dataset, **{name: 1})
+
+
+def test_no_answer_hides_an_option_and_all_say_what_to_write(packed: Packed) -> None:
+    assert not OTHER_NAMES.keys() & inspect.signature(ShardDataset).parameters.keys()
+    written = ("give ", "leave it out", "the order is ")
+    assert [name for name, one in OTHER_NAMES.items() if not one.startswith(written)] == []
+    with pytest.raises(OptionError, match=r'give the URL as the first .*ShardDataset\("s3://'):
+        ShardDataset(packed([5]), remote="s3://x")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", ["buffer_bytes", "verify_open", "max_pixels"])
 def test_options_of_storage_are_given_in_one(packed: Packed, name: str) -> None:
     advice = re.escape(f"give storage=shardio.Storage({name}=...)")
     with pytest.raises(OptionError, match=f"^ShardDataset takes no {name}: {advice}$"):
