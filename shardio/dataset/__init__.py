@@ -5,6 +5,7 @@ Its files:
     shard_dataset  ShardDataset: what users construct, and the batches of one consumer
     stream         its base: epochs, ranks, states, torch; also of mixtures
     mixture        several datasets as one
+    other_names    options of other datasets and loaders: what to write instead
     protocol       what loaders and mixtures ask of a dataset
     epoch_state    which epoch is read, shared by the processes of a DataLoader
     iteration      one pass in one process

@@ -180,6 +180,11 @@ class EpochState:
             return number != 0
         return consumers <= _MOST_CONSUMERS and bool((self._ends[:consumers] == number).all())
 
+    @property
+    def unread(self) -> bool:
+        """Return True if no pass has begun, in any process, since the epoch or a state was set."""
+        return not (self._pass or self._earlier)
+
     # --- events ---
 
     def set_epoch(self, epoch: int) -> None:

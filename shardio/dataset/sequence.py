@@ -30,6 +30,14 @@ from .decode import Decode, Decoder, record_name
 from .other_names import OTHER_NAMES
 from .reader import ManifestInfo, Reader, open_index, open_reader
 
+_ATTRIBUTES = {
+    "targets": "the dataset has no field `label` of kind int",
+    **dict.fromkeys(
+        ("samples", "imgs"), "write data.keys() for the names, data.targets for the labels, and "
+        "data[i] for a sample"
+    ),
+    "loader": "write shardio.open(..., decode=)",
+}  # fmt: skip
 _AHEAD = 16  # shards whose ends are asked for ahead, by URL
 _BYTES_AHEAD = 64 << 20  # bytes of the next shard that are
 
@@ -104,9 +112,18 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         self._decoder = decoder
         self._rows = rows  # numbers of the records in the dataset
         self._hashes: Column | None = None
+        self._targets: Column | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_hashes": None}
+        return self.__dict__ | {"_hashes": None, "_targets": None}
+
+    def __getattr__(self, name: str) -> Any:
+        """Say of attributes that torchvision's datasets have what there is instead."""
+        advice = _ATTRIBUTES.get(name)
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}"
+            + (f": {advice}" if advice else ""), name=name, obj=self,
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         url = printable(self.reader.storage.url)
@@ -207,6 +224,19 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         except KeyError:
             return False
         return True
+
+    @property
+    def targets(self) -> Column:
+        """Return the label of every record, (len,) int64, -1 where it has none, as ImageFolder's.
+
+        Read from the shards' indexes once, without an image. Without a field `label` of kind int,
+        there is no such attribute.
+        """
+        if self._targets is None:
+            if dict(self.manifest.schema.fields).get("label") != "int":
+                return self.__getattr__("targets")  # type: ignore[no-any-return]
+            self._targets = np.ma.filled(self.columns("label").astype(np.int64), -1)
+        return self._targets
 
     def columns(self, name: str) -> Column:
         """Return a field of kind int, float or bool of every record; masked where None.

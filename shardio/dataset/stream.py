@@ -177,8 +177,8 @@ class Stream(IterableDataset[Any]):
         """Tell where this epoch stands after `steps` batches of the loop that reads it.
 
         steps: batches since that loop's `iter()`, as enumerate(loader, 1) counts them; after a
-        resume the count is anew. May be left out where the dataset is iterated in this process
-        (num_workers=0), and by StatefulDataLoader.
+        resume the count is anew. May be left out before anything is read, where the dataset is
+        iterated in this process (num_workers=0), and by StatefulDataLoader.
 
         The state is plain JSON and under 1 KB, and the same on every rank. Raises OptionError.
         """
@@ -191,7 +191,7 @@ class Stream(IterableDataset[Any]):
             )
         if steps is None:
             items = self._iterating()
-            if items is None:
+            if items is None and not epochs.unread:
                 raise OptionError(
                     "state_dict: nothing is being iterated in this process; give the batches that "
                     "your loop has taken, state_dict(steps=t): workers have run ahead of it"

@@ -673,3 +673,44 @@ def test_an_epoch_before_a_loaded_one_is_warned_of(packed: Packed) -> None:
     other.set_epoch(3)
     assert len(list(other)) == 3
     other.set_epoch(4)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("epoch", [None, 3])
+def test_a_state_before_anything_is_read_is_that_of_the_first_row(
+    packed: Packed, epoch: int | None, mixed: bool
+) -> None:
+    def made() -> Any:
+        one = keyed(packed(COUNTS), batch_size=4)
+        return ShardDataset.mix([one, one.select(range(10))]) if mixed else one
+
+    first = made()
+    if epoch is not None:
+        first.set_epoch(epoch)
+    state = through_json(first.state_dict())
+    assert state == first.state_dict(steps=0)
+    expected = taken(DataLoader(first, batch_size=None))
+    again = made()
+    again.load_state_dict(state)
+    assert again.state_dict() == state  # loaded, and not read yet
+    assert taken(DataLoader(again, batch_size=None)) == expected
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_once_workers_read_only_the_loop_knows_where_it_stands(
+    packed: Packed, persistent: bool
+) -> None:
+    dataset = keyed(packed(COUNTS), batch_size=4)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=persistent)
+    iterator = iter(loader)
+    with pytest.raises(OptionError, match=r"state_dict\(steps=t\)"):
+        dataset.state_dict()
+    next(iterator)
+    with pytest.raises(OptionError, match=r"state_dict\(steps=t\)"):
+        dataset.state_dict()
+    dataset.set_epoch(dataset.epoch)  # the same one: what was read of it stays read
+    with pytest.raises(OptionError, match=r"state_dict\(steps=t\)"):
+        dataset.state_dict()
+    del iterator
+    dataset.set_epoch(dataset.epoch + 1)
+    assert dataset.state_dict() == dataset.state_dict(steps=0)

@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.small_datasets import CLASSES, flip, jpeg, payload, shard_files
+from torch.utils.data import Subset, WeightedRandomSampler
 
 import shardio
 from shardio import CenterCrop, DamageError, DecodeError, NotPackedError, OptionError, native
 from shardio.dataset import sequence
 from shardio.formats import manifest
+from shardio.formats.record import RecordShard
 from shardio.images.decode import decode as decode_image
 
 Packed = Callable[..., Path]
@@ -485,3 +487,47 @@ def test_sizes_follow_the_records_of_a_slice(tmp_path: Path) -> None:
     assert len(set(sizes)) == 8
     for part in (slice(None, None, -1), slice(2, 7, 2), slice(7, 2, -3), slice(3, 3)):
         assert data[part].sizes().tolist() == sizes[part]
+
+
+# --- as scripts for ImageFolder use it ------------------------------------------------------------
+
+
+def test_targets_are_the_labels_of_all_and_no_image_is_read(
+    packed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = shardio.open(packed([5, 0, 4]), decode=None)
+    expected = [sample["label"] for sample in data]
+    monkeypatch.setattr(RecordShard, "read", None)  # from here on a record cannot be read
+    assert data.targets.dtype == np.int64 and data.targets.tolist() == expected
+    assert data.targets is data.targets  # scripts ask for one label after the other
+    assert data[2:7].targets.tolist() == expected[2:7]
+    assert pickle.loads(pickle.dumps(data)).targets.tolist() == expected
+    weights = 1 / np.bincount(data.targets)[data.targets]
+    sampler = WeightedRandomSampler(weights.tolist(), 20)
+    assert len(list(sampler)) == 20
+    assert Subset(data, [1, 3]).dataset.targets[3] == expected[3]
+
+
+def test_a_record_without_a_label_has_target_minus_1_and_no_field_no_targets(
+    tmp_path: Path,
+) -> None:
+    with shardio.Writer(tmp_path / "some", fields={"label": "int"}) as writer:
+        for number, label in enumerate((3, None, 1)):
+            writer.write({"__key__": str(number), "label": label})
+    assert shardio.open(tmp_path / "some").targets.tolist() == [3, -1, 1]
+    with shardio.Writer(tmp_path / "none", fields={"text": "str"}) as writer:
+        writer.write({"__key__": "a", "text": "b"})
+    data = shardio.open(tmp_path / "none")
+    assert not hasattr(data, "targets") and getattr(data, "samples", None) is None
+    with pytest.raises(AttributeError, match="'targets': the dataset has no field `label`"):
+        data.targets  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["samples", "imgs"])
+def test_attributes_of_image_folders_say_what_to_write(
+    packed: Callable[..., Path], name: str
+) -> None:
+    with pytest.raises(AttributeError, match=rf"'{name}': write data.keys\(\)"):
+        getattr(shardio.open(packed([2])), name)
+    with pytest.raises(AttributeError, match=r"has no attribute 'bread'$"):
+        shardio.open(packed([2])).bread  # noqa: B018
