@@ -12,7 +12,8 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..errors import BusyError, DamageError, OptionError, ShardioError, printable
 from .exit_codes import BUSY, DAMAGED, DONE, FAILED, INTERRUPTED, USAGE
@@ -58,6 +59,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             ranges.hold_client()  # this process, which nobody forks, and not a helper
         ranges.tell_waits(output.teller() if output.is_watched else None)
     try:
+        _refuse_unused(options)
         take_executor(options, output.teller() if output.is_watched else output.announce)
         code = command.run(output, **options)
         sys.stdout.flush()
@@ -77,6 +79,21 @@ def _main(arguments: Sequence[str] | None) -> int:
     except OSError as error:
         _drop_output()  # a full disk behind stdout would be an error once more, at the end
         return _fail(_describe(error), FAILED)
+
+
+def _refuse_unused(options: Mapping[str, Any]) -> None:
+    """Raise OptionError for options of an object store where no argument is a URL."""
+    names = {"store_options": "--store-option", "timeout_s": "--timeout"}
+    given = [name for dest, name in names.items() if dest in options]
+    if given:
+        from ..storage.stores import SCHEMES
+
+        values = [one for dest, one in options.items() if dest not in names]
+        if not any(str(one).partition("://")[0].lower() in SCHEMES for one in values):
+            raise OptionError(
+                f"{given[0]}: goes with an argument that is a URL, such as s3://bucket/folder, and "
+                "none is; leave it out"
+            )
 
 
 def _fail(message: str, code: int) -> int:

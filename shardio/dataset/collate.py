@@ -27,11 +27,12 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ..errors import CollateError, OptionError, printable
 from ..images.device_crop import DeviceCrop
@@ -41,6 +42,18 @@ from .encoded_crops import EncodedCrops
 _INT64 = range(-(1 << 63), 1 << 63)
 
 Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+
+
+def _refuse_crops(batch: Any, *, collate_fn_map: Any = None) -> NoReturn:
+    """Say what makes a batch of DeviceCrops: torch's own function does not."""
+    raise CollateError(
+        'the dataset yields samples of decode="cuda", and DataLoader\'s own collate_fn makes no '
+        "batch of them: give batch_size to the dataset, and batch_size=None to the DataLoader; or "
+        "give the DataLoader collate_fn=shardio.collate"
+    )
+
+
+default_collate_fn_map[DeviceCrop] = _refuse_crops
 
 
 class Memory(Protocol):

@@ -294,7 +294,7 @@ def open_image(data: bytes | bytearray | memoryview, max_pixels: int | None) -> 
             check_pixels(name, image.size, max_pixels)
             return image
     raise DecodeError(
-        f"{_what(data)}: {reason}" if reason else
+        f"{_what(data)}: {reason}{_lacking(reason)}" if reason else
         f"{_what(data)}: not a format that shardio decodes ({', '.join(FORMATS)}); "
         f"it starts with {prefix!r}. Give `decode=` to read it your own way"
     )  # fmt: skip
@@ -493,7 +493,32 @@ def decode_errors(data: object) -> Iterator[None]:
     except (ShardioError, MemoryError):
         raise
     except Exception as error:
-        raise DecodeError(f"{_what(data)}: {_one_line(error)}") from error
+        why = _one_line(error)
+        raise DecodeError(f"{_what(data)}: {why}{_lacking(why)}") from error
+
+
+# What PIL may be built without: words of its errors, the formats, and Debian's packages for it.
+_LIBRARIES = {
+    "jpeg2k": ("JPEG 2000", "libopenjp2-7-dev"),
+    "avif": ("AVIF", "libavif-dev, 1.0 or newer"),
+    "webp": ("WebP", "libwebp-dev"),
+    "libtiff": ("compressed TIFF", "libtiff-dev"),
+}
+
+
+def _lacking(error: str) -> str:
+    """Return which PIL this is and what to install, where an error says that it lacks a decoder."""
+    if not re.search("not available|not installed|unavailable", error):
+        return ""
+    for word, (what, package) in _LIBRARIES.items():
+        if word in error.lower():
+            pil = pil_info()
+            return (
+                f". PIL here is {pil['name']} {pil['version']}, built without {what}: uninstall "
+                f"{pil['name']}, and install pillow, whose wheels have it; or install {package} "
+                f"(Debian, Ubuntu), and build {pil['name']} again"
+            )
+    return ""
 
 
 def _what(data: object) -> str:

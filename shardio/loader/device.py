@@ -52,6 +52,15 @@ class DeviceOptions:
     pin: Pin = "auto"
     decoder: str = "auto"
 
+    def check_with(self, dataset: Any) -> None:
+        """Raise OptionError for a decoder that would decode nothing of a dataset of ours."""
+        if self.decoder != "auto" and getattr(dataset, "device_crop", ()) is None:
+            raise OptionError(
+                f'decoder is {printable(repr(self.decoder))}, which is of decode="cuda", and this '
+                "dataset decodes its images itself: leave decoder out, or give the dataset "
+                'decode="cuda" and a built-in transform'
+            )
+
     def target(self) -> Target | None:
         """Return the target that these say; None: there is no device. Raises OptionError."""
         if self.device is not None:
@@ -100,6 +109,7 @@ def prefetch(
     image. With decode="cuda" also DecodeError and DependencyError.
     """
     options = DeviceOptions(device, mean, std, dtype, channels_last, ahead, pin, decoder)
+    options.check_with(getattr(loader, "dataset", None))
     return Prefetch(loader, Target(options))
 
 

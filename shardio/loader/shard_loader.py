@@ -144,6 +144,7 @@ class ShardLoader:
         self.copy = copy
         options = DeviceOptions(device, mean, std, dtype, channels_last, ahead, pin, decoder)
         self.target = options.target()
+        options.check_with(dataset)
         if dataset.device_crop is not None and self.target is None:
             raise OptionError(
                 'decode="cuda" without a device: say where images are decoded, device="cuda"; '

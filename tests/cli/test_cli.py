@@ -728,8 +728,19 @@ def test_what_is_near_a_source_or_a_dataset_is_said_with_the_right_one(
 def test_messages_call_options_as_the_command_line_does(
     source: Path, tmp_path: Path, run: Run, arguments: list[str], said: str
 ) -> None:
-    place = "s3://bucket" if "--store-option" in arguments else source
+    place = "s3://bucket" if {"--store-option", "--timeout"} & {*arguments} else source
     assert said in run("pack", place, tmp_path / "out", *arguments).stderr
+
+
+@pytest.mark.parametrize("option", [("--timeout", "5"), ("--store-option", "region=x")])
+@pytest.mark.parametrize("command", ["pack", "info", "verify", "copy", "tune"])
+def test_options_of_a_store_without_a_url_are_refused(
+    source: Path, tmp_path: Path, run: Run, command: str, option: tuple[str, str]
+) -> None:
+    places = [source, tmp_path / "out"] if command in ("pack", "copy") else [source]
+    done = run(command, *places, *option)
+    assert done.returncode == 2
+    assert f"shardio: {option[0]}: goes with an argument that is a URL" in done.stderr
 
 
 def test_what_is_no_option_of_the_command_line_stays_as_it_is() -> None:

@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageOps, features
 
 from shardio.errors import DecodeError, DependencyError, OptionError, ShardioError
+from shardio.images import decode as decoding
 from shardio.images import jpeg_rewrite, jpeg_tiles, transforms
 from shardio.images.decode import (
     LEAST_PIL,
@@ -399,7 +400,7 @@ def test_unknown_format_says_what_it_starts_with_and_what_to_do():
 
 
 def test_missing_codec_is_named(monkeypatch):
-    reason = "image file could not be identified because WEBP support not installed"
+    reason = "image file cannot be identified: WEBP support not installed"
     Image.init()
     monkeypatch.setitem(Image.OPEN, "WEBP", (None, lambda prefix: prefix[:4] == b"RIFF" and reason))
     with pytest.raises(DecodeError, match=reason):
@@ -1267,3 +1268,26 @@ def test_real_photographs_equal_the_naive_road():
         box = (left, top, left + w, top + h)
         naive = image.resize((224, 224), Image.Resampling.BILINEAR, box=box)
         assert apart(crop(data, draw), np.asarray(naive)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("error", "lacks"),
+    [
+        ("decoder jpeg2k not available", "JPEG 2000: .*libopenjp2-7-dev"),
+        (
+            "image file cannot be identified: AVIF support not installed",
+            "AVIF: .*libavif",
+        ),
+        (
+            "image file cannot be identified: WEBP support not installed",
+            "WebP: .*libwebp",
+        ),
+    ],
+)
+def test_a_codec_that_pil_lacks_is_named_with_what_brings_it(error: str, lacks: str) -> None:
+    pil = decoding.pil_info()
+    said = rf"{error}\. PIL here is {pil['name']} {pil['version']}, built without {lacks}"
+    with pytest.raises(DecodeError, match=said), decoding.decode_errors(b"\0\0"):
+        raise OSError(error)
+    with pytest.raises(DecodeError, match=r"truncated$"), decoding.decode_errors(b"\0\0"):
+        raise OSError("image file is truncated")

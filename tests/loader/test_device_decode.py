@@ -20,7 +20,7 @@ from support.gpu import gpu
 from torch.utils.data import DataLoader
 
 import shardio
-from shardio import DecodeError, EncodedCrops, OptionError, ShardLoader
+from shardio import CollateError, DecodeError, EncodedCrops, OptionError, ShardLoader
 from shardio.images import decode
 from shardio.images.device_crop import DeviceCrop, Place, Reason
 from shardio.loader import device_decode
@@ -332,10 +332,9 @@ def train(folder: Path, decode: Any = "cuda", **options: Any) -> shardio.ShardDa
     )
     return shardio.ShardDataset(
         folder,
-        batch_size=8,
+        **{"batch_size": 8} | options,
         fields=("image", "label"),
         decode=decode,
-        **options,
     )
 
 
@@ -432,6 +431,20 @@ def test_options_that_do_not_fit_say_what_to_do(folder: Path) -> None:
             ShardLoader(centre, num_workers=1, device="cpu", resident=resident)
     with pytest.raises(OptionError, match='decoder without a device: say where, device="cuda"'):
         ShardLoader(train(folder, decode="pil"), decoder="nvimgcodec")
+    plain = train(folder, decode="pil")
+    with pytest.raises(OptionError, match=r'decoder is \'pil\', which is of decode="cuda"'):
+        ShardLoader(plain, device="cpu", decoder="pil")
+    with pytest.raises(OptionError, match=r'decoder is \'pil\', which is of decode="cuda"'):
+        shardio.prefetch(DataLoader(plain, batch_size=None), "cpu", decoder="pil")
+    shardio.prefetch(DataLoader(train(folder), batch_size=None), "cpu", decoder="pil")
+
+
+def test_dataloaders_own_collate_function_is_told_what_makes_batches_of_crops(folder: Path) -> None:
+    samples = train(folder, batch_size=None)
+    with pytest.raises(CollateError, match=r"collate_fn=shardio\.collate"):
+        next(iter(DataLoader(samples, batch_size=4)))
+    images, _ = next(iter(DataLoader(samples, batch_size=4, collate_fn=shardio.collate)))
+    assert type(images).__name__ == "EncodedCrops"
 
 
 # --- on a GPU -------------------------------------------------------------------------------------

@@ -176,6 +176,19 @@ def test_folders_of_nas_and_systems_are_no_records_and_no_classes(
         assert name in said or name.startswith(".")
 
 
+def test_yolos_layout_names_the_option_that_packs_it(tmp_path: Path) -> None:
+    tree = {f"images/train/{n}.jpg": picture(8, 8) for n in range(3)}
+    tree |= {f"labels/train/{n}.txt": b"0 .5 .5 .1 .1" for n in range(3)}
+    plant(tmp_path / "yolo", tree)
+    option = "--fields image=images/,boxes=labels/"
+    for loose in ({}, {"data.yaml": b"names: [a]"}):
+        plant(tmp_path / "yolo", loose)
+        assert option in shardio("pack", tmp_path / "yolo", tmp_path / "out", code=1).stderr
+    shardio("pack", tmp_path / "yolo", tmp_path / "packed", *option.split())
+    data = library.open(tmp_path / "packed", split="train", decode=None)
+    assert [one["boxes"] for one in data] == ["0 .5 .5 .1 .1"] * 3
+
+
 def test_no_ignore_packs_what_is_ignored_otherwise(tmp_path: Path) -> None:
     plant(tmp_path / "src", {"a/1.jpg": JPEG, "@eaDir/2.jpg": JPEG, "a/.b/3.jpg": JPEG})
     read = library.SourceOptions(kind="imagefolder", ignore=False)

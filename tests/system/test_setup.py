@@ -31,9 +31,7 @@ def test_the_exact_releases_can_be_installed_with_every_python(python: str, cach
     command = [uv, "--no-config", "--cache-dir", cache, "pip", "compile", "--quiet"]
     command += ["--python-version", python, "--all-extras", "--constraint", CONSTRAINTS]
     done = subprocess.run([*command, ROOT / "pyproject.toml"], capture_output=True, text=True)
-    if done.returncode and re.search(
-        "Failed to fetch|sending request|dns error", done.stderr
-    ):
+    if done.returncode and re.search("Failed to fetch|sending request|dns error", done.stderr):
         pytest.skip("NOT TESTED: no package index can be reached")
     assert done.returncode == 0, done.stderr
     assert "torch==2.13.0\n" in done.stdout

@@ -451,14 +451,15 @@ def _special(mode: int) -> str:
     return kinds.get(stat.S_IFMT(mode), "device")
 
 
-def check_loose(files: list[bytes], folder: SourceFolder) -> None:
-    """Raise SourceError for files that lie beside class folders, but for hidden ones."""
+def check_loose(files: list[bytes], folder: SourceFolder, advice: str = "") -> None:
+    """Raise SourceError, with advice, for files beside class folders, but for hidden ones."""
     loose = sorted(name for name in files if not folder.ignores(name) and not is_own(name))
     if loose:
         raise SourceError(
             f"{printable(folder.path)}: {show_count(len(loose), 'file')} beside class folders; "
             "move them into one, or away:\n"
             f"{listed([(name, 'in no class folder') for name in loose])}"
+            + (f"\n{advice}" if advice else "")
         )
 
 

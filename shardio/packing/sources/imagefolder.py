@@ -52,6 +52,8 @@ from .files import (
 )
 from .grouped import check_told
 
+_YOLO = "--fields image=images/,boxes=labels/ packs YOLO's labels beside their images"
+
 
 class Folder(FileSource):
     """The files of a listing, each one record."""
@@ -96,7 +98,10 @@ class Folder(FileSource):
         return sample
 
     def _hint(self, place: int) -> str:
-        """Return what to do where a file differs from the next one only in its ending."""
+        """Return what to do where a file is of YOLO's labels, or differs only in its ending."""
+        key = self._keys[place]
+        if key.startswith(b"labels/") and key.endswith(b".txt"):
+            return f"; {_YOLO}"
         if not self._beside[place]:
             return ""
         return "; --from files packs files that differ only in their endings as one record"
@@ -191,7 +196,7 @@ def _listing(
 ) -> Listing:
     """List one folder of images. names: of all classes, sorted."""
     if folders:
-        check_loose(files, root)
+        check_loose(files, root, _YOLO if {b"images", b"labels"} <= {*folders} else "")
     keys, sizes, mtimes, problems, ignored, notes = root.walk()
     present = set(folders)
     labels = _labels(keys, names) if folders else None
