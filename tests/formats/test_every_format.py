@@ -803,5 +803,5 @@ def test_fields_of_another_kind_and_labels_of_no_class_are_errors(made: Made, co
     if real["classes"] is not None:
         forged.head = real | {"classes": real["classes"][:1]}
         forged.write()
-        with pytest.raises(DamageError, match=r"'label' that are not of the 1 classes.*index"):
+        with pytest.raises(DamageError, match=r"its label, \d, is none of 1 classes.*index"):
             list(shardio.open(copy, decode=None))

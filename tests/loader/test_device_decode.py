@@ -443,7 +443,8 @@ def test_dataloaders_own_collate_function_is_told_what_makes_batches_of_crops(fo
     samples = train(folder, batch_size=None)
     with pytest.raises(CollateError, match=r"collate_fn=shardio\.collate"):
         next(iter(DataLoader(samples, batch_size=4)))
-    images, _ = next(iter(DataLoader(samples, batch_size=4, collate_fn=shardio.collate)))
+    loader = DataLoader(train(folder, batch_size=None), batch_size=4, collate_fn=shardio.collate)
+    images, _ = next(iter(loader))
     assert type(images).__name__ == "EncodedCrops"
 
 

@@ -507,7 +507,7 @@ def test_a_packing_that_was_killed_after_its_commit_is_cleaned_up(
     work, to = tmp_path / "work", options(bucket)
     given = dict(shard_size=SHARD, to=to, work_dir=work)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardio.packing.output_dir.Owner.clean", lambda owner: owner.release())
+        patch.setattr("shardio.packing.output_dir.Owner.clean", lambda owner, keep: owner.release())
         shardio.pack(images, f"{bucket.url}/out", **given)
     assert any(work.iterdir())
     assert shardio.pack(images, f"{bucket.url}/out", **given)[0].already

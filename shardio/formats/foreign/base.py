@@ -557,15 +557,16 @@ class ForeignShard:
             column = self._index.columns.get(sources.get(name, name))
             if column is None or not column.size:
                 continue
-            wrong = column.dtype.kind not in _DTYPES.get(kind, "")
-            most = opening.classes if name == "label" and not wrong else None
-            if wrong or (most is not None and bool(np.any(column >= most))):
+            why = ""
+            if column.dtype.kind not in _DTYPES.get(kind, ""):
+                why = f"its index has values of {printable(name)!r} that are not of kind {kind}"
+            elif (
+                name == "label" and opening.classes is not None and column.max() >= opening.classes
+            ):
+                why = f"its label, {column.max()}, is none of {opening.classes:,} classes"
+            if why:
                 self._file.close()
-                what = f"of kind {kind}" if wrong else f"of the {most:,} classes"
-                raise DamageError(
-                    f"{self.name}: its index has values of {printable(name)!r} that are not "
-                    f"{what}. `shardio index` makes it anew"
-                )
+                raise DamageError(f"{self.name}: {why}. `shardio index` makes the index anew")
 
     def read(self, record: int) -> Sample:
         """Read one record. Raises DamageError."""
