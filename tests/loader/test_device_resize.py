@@ -84,19 +84,27 @@ def test_every_crop_is_pillow_s_bit_for_bit(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_the_reference_is_the_pillow_that_is_installed(name: str) -> None:
-    """Bit for bit before Pillow 13; pillow-simd, and later Pillows, are one level away."""
-    info = pil_info()
-    exact = info["name"] == "pillow" and int(PIL.__version__.partition(".")[0]) < 13
-    for one in [Picture(seed) for seed in range(24)]:
+    """Bit for bit: before Pillow 13 with rows first, later in one of the two orders of passes."""
+    simd, late = pil_info()["name"] != "pillow", int(PIL.__version__.partition(".")[0]) >= 13
+    far, turned = 0, 0
+    for one in [Picture(seed) for seed in range(120 if late else 24)]:
         turn = TURNS.get(one.orientation, UPRIGHT)
         size = SHAPE if turn.swap else SHAPE[::-1]
         image = Image.fromarray(one.pixels)
-        small = image.resize(size, getattr(Image.Resampling, name.upper()), one.box)
-        if turn.method:
-            small = small.transpose(getattr(Image.Transpose, turn.method))
-        theirs = np.asarray(small)[:, :: -1 if one.flip else 1].astype(int)
+        theirs = np.asarray(image.resize(size, getattr(Image.Resampling, name.upper()), one.box))
+        rows, columns = (
+            np.abs(
+                pillow_resize.resized(one.pixels, size, one.box, name, columns_first=first)
+                - theirs.astype(int)
+            ).max()
+            for first in (False, True)
+        )
         # pillow-simd rounds both passes to fewer bits: one level each.
-        assert np.abs(one.expected(SHAPE, name) - theirs).max() <= (0 if exact else 2)
+        assert (min(rows, columns) if late else rows) <= (2 if simd else 0), str(one.place)
+        far, turned = max(far, rows), turned + (rows > columns)
+    if late and not simd:
+        # docs/device.md: bicubic and lanczos leave 0 to 255 at hard edges, which is cut in between.
+        assert turned and far == {"bicubic": 28, "lanczos": 50}.get(name, 1)
 
 
 def test_a_cut_in_its_place_gives_what_the_whole_gives() -> None:

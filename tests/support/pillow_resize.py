@@ -1,7 +1,8 @@
 """Pillow's resize of 8-bit pixels, written out: what the resize on a device has to equal.
 
-After src/libImaging/Resample.c of Pillow before 13.0, line by line. Floats are its doubles, boxes
-its floats, and the sums its integers of 32 bits.
+After src/libImaging/Resample.c, line by line. Floats are its doubles, boxes its floats, and the
+sums its integers of 32 bits. Rows are resized first, as in Pillow before 13.0; later releases begin
+with the columns of some pictures. Between the two passes pixels are rounded, and cut to 0 to 255.
 """
 
 from __future__ import annotations
@@ -91,14 +92,20 @@ def along_rows(pixels: np.ndarray, weights: Sequence[tuple[int, np.ndarray]]) ->
 
 
 def resized(
-    pixels: np.ndarray, size: tuple[int, int], box: Sequence[float], name: str
+    pixels: np.ndarray,
+    size: tuple[int, int],
+    box: Sequence[float],
+    name: str,
+    *,
+    columns_first: bool = False,
 ) -> np.ndarray:
     """What Image.resize(size, name, box) makes of (h, w, 3) pixels; size: width, height."""
-    height, width = pixels.shape[:2]
-    pixels = along_rows(pixels, coefficients(width, box[0], box[2], size[0], name))
-    columns = pixels.transpose(1, 0, 2)
-    columns = along_rows(columns, coefficients(height, box[1], box[3], size[1], name))
-    return columns.transpose(1, 0, 2)
+    for axis in (1, 0) if columns_first else (0, 1):  # 0: along the rows
+        weights = coefficients(pixels.shape[1 - axis], box[axis], box[axis + 2], size[axis], name)
+        turned = pixels.transpose(1, 0, 2) if axis else pixels
+        turned = along_rows(turned, weights)
+        pixels = turned.transpose(1, 0, 2) if axis else turned
+    return pixels
 
 
 def crop(
