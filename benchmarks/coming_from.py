@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import pages
+from . import own_home, pages
 from .data import Data
 from .harness import RESULTS, ROOT, BenchmarkError, NotHere, Result, number, show
 from .rivals.base import ENVIRONMENTS
@@ -114,7 +114,6 @@ class Folder:
         self.programs = {"old": 0, "new": 0}
         self.seen: list[tuple[str, str, Path]] = []  # side, heading, and what was written down
         self.here.mkdir(parents=True)
-        (folder / "home").mkdir()
         plant(self.here / "photos")
         self._commands()
 
@@ -183,12 +182,12 @@ class Folder:
 
     def _run(self, command: list[str]) -> None:
         paths = [str(ROOT), str(FRAMEWORKS), str(_torchvision(self.folder))]
-        home = str(self.folder / "home")  # LitData's optimize() deletes $TMPDIR/data
         environment = dict(
             os.environ,
             PYTHONPATH=os.pathsep.join(paths),
             PATH=f"{self.bin}{os.pathsep}{os.environ['PATH']}",
-            **{"HOME": home, "TMPDIR": home, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+            **own_home.variables(self.folder),
+            **{"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         )
         done = subprocess.run(
             command, cwd=self.here, env=environment, capture_output=True, text=True, timeout=LIMIT_S

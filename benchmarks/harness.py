@@ -16,11 +16,14 @@ import shlex
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from . import own_home
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -65,8 +68,10 @@ class EntryProcess:
         ours = os.environ.get("PYTHONPATH", "") if str(python) == sys.executable else ""
         paths = os.pathsep.join(filter(None, (str(python_path), ours)))
         environment = dict(os.environ, PYTHONPATH=paths)
-        if home:  # LitData's optimize() deletes $TMPDIR/data, and it caches below HOME
-            environment |= {"TMPDIR": home, "HOME": home}
+        self._home = contextlib.ExitStack()
+        if home or str(python) != sys.executable:  # a program of others
+            home = home or self._home.enter_context(tempfile.TemporaryDirectory(prefix="home-"))
+            environment |= own_home.variables(home)
         self._process = subprocess.Popen(
             [str(python), "-m", "benchmarks.entry_process", function, json.dumps(options)],
             stdin=subprocess.PIPE,
@@ -95,6 +100,7 @@ class EntryProcess:
             self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
+        self._home.close()
 
     def __enter__(self) -> EntryProcess:
         return self

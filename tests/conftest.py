@@ -5,7 +5,7 @@ import gc
 import signal
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 from support import small_datasets
 from support.fault_proxy import FaultProxy
+from support.ground import GRACE_S, Ground
 
 settings.register_profile("tests", deadline=None)  # a busy machine is no failure
 settings.load_profile("tests")
@@ -37,6 +38,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         found[zlib.crc32(item.nodeid.encode()) % 10 == tenth].append(item)
     config.hook.pytest_deselected(items=found[False])
     items[:] = found[True]
+
+
+_GROUND = pytest.StashKey[Ground]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the run a home and a temporary directory of its own: once, also for the processes of -n.
+
+    They inherit it, and so does all that they start.
+    """
+    if not hasattr(config, "workerinput"):
+        config.stash[_GROUND] = Ground()
+        config.stash[_GROUND].begin()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
+    """Fail where the run has left something behind, when all processes of -n have ended."""
+    yield
+    ground = session.config.stash.get(_GROUND, None)
+    if ground is None:
+        return
+    stopped = session.exitstatus == pytest.ExitCode.INTERRUPTED  # whoever pressed Ctrl-C is waiting
+    faults = ground.end(0 if stopped else GRACE_S)
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and faults:
+        reporter.write_sep("=", "the suite did not clean up", red=True)
+        for fault in faults:
+            reporter.write_line(fault)
+    if faults and not stopped:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_collection_finish() -> None:

@@ -1,7 +1,9 @@
 """What the formats' own tools write is read, in place and packed; what is exported, they read."""
 
 import json
+import os
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from support.conformance import same
 from support.small_datasets import jpeg
 from support.trees import plant
 
+from benchmarks import own_home
 from shardio import Writer, export, pack
 from shardio import open as open_dataset
 from shardio.names import KEY
@@ -41,7 +44,9 @@ def decoded(value: Any) -> Any:
 def program(name: str, *arguments: Any) -> Any:
     """What a program of format_tools prints."""
     line = [PYTHON, HERE / f"{name}.py", *map(str, arguments)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S)
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, **own_home.variables(folder)}  # LitData empties $TMPDIR/data
+        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     return decoded(json.loads(done.stdout))
 

@@ -29,9 +29,15 @@ def _server(env: Mapping[str, str]) -> "subprocess.Popen[str]":
             text=True,
             env=dict(env),
         )
-        atexit.register(server.communicate)  # it ends with its input
+        atexit.register(close)
         _started.append(server)
     return _started[0]
+
+
+def close() -> None:
+    """End the process: it ends with its input. The next command begins another."""
+    while _started:
+        _started.pop().communicate()
 
 
 def run(

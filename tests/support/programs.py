@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 import time
@@ -51,6 +52,8 @@ class Program:
         self.mark = uuid.uuid4().hex
         self._timed_out = False
         self._output = b""
+        # What is killed cannot remove what it has there, and torch's elastic launcher never does.
+        self._temporary = tempfile.TemporaryDirectory(prefix="p-")
         if terminal:
             self._end, theirs = pty.openpty()
         else:
@@ -62,7 +65,12 @@ class Program:
                 stdout=theirs,
                 stderr=theirs,
                 # From Python 3.13 on, tracebacks are coloured on a terminal.
-                env=environment(PYTHONUNBUFFERED="1", PYTHON_COLORS="0", **{MARK: self.mark}),
+                env=environment(
+                    PYTHONUNBUFFERED="1",
+                    PYTHON_COLORS="0",
+                    TMPDIR=self._temporary.name,
+                    **{MARK: self.mark},
+                ),
                 start_new_session=True,
             )
         except BaseException:
@@ -112,6 +120,7 @@ class Program:
                 os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()
             os.close(self._end)
+            self._temporary.cleanup()
         return Done(code, self._output.decode("utf-8", "replace"), left, self._timed_out)
 
     def _read(self) -> bool:
@@ -153,7 +162,9 @@ def left_in_memory(before: set[str]) -> set[str]:
     inodes = {}
     for name in shared_memory() - before:
         with suppress(FileNotFoundError):
-            inodes[name] = os.stat(f"/dev/shm/{name}").st_ino
+            status = os.stat(f"/dev/shm/{name}")
+            if status.st_uid == os.getuid():  # what others have mapped cannot be seen
+                inodes[name] = status.st_ino
     mapped = set()
     for path in Path("/proc").glob("[0-9]*/maps") if inodes else ():
         if path.parent.name != str(os.getpid()):
