@@ -28,7 +28,7 @@ def test_it():
 
 
 def suite(folder: Path, does: str, *options: str) -> "subprocess.CompletedProcess[str]":
-    """Run a suite of one test with the conftest of this one, in a temporary directory of its own."""
+    """Run a suite of one test with the conftest of this one, in a temporary directory."""
     tests, machine = folder / "tests", folder / "m"
     tests.mkdir()
     (machine / "data").mkdir(parents=True)
