@@ -22,6 +22,10 @@ from support import command_server, programs
 GRACE_S = programs.GRACE_S
 CANARY = "shardio-tests-canary-"
 LONGEST = 24  # bytes of the path of a temporary directory below which Ray's sockets find room
+# What others leave in the temporary directory, not told otherwise: torchrun a folder of logs,
+# MosaicML Streaming its locks, Python's multiprocessing in a process that is killed the folder of
+# its sockets. It goes with the folder of the run.
+_OF_OTHERS = ("torchelastic_*", "*_filelock", "pymp-*")
 # What Python's multiprocessing runs as long as the process that began it.
 _OF_PYTHON = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 
@@ -76,6 +80,8 @@ class Ground:
         for name in sorted(self._segments(grace_s)):
             faults.append(f"shared memory /dev/shm/{name}")
         for path in sorted(self.temporary.iterdir()):
+            if any(path.match(name) for name in _OF_OTHERS):
+                continue
             faults.append(f"{path.name} in the temporary directory{_content(path)}")
         faults = [f"left behind: {fault}" for fault in faults]
         for canary in self._canaries:
