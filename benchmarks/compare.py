@@ -41,6 +41,10 @@ from .rivals.base import AHEAD, Guarded
 WORKERS = 2
 SKIPPED, SKIPPED_S = 8, 0.5  # batches, and seconds: whatever waited in queues is gone by then
 PARTS = ("photographs", "CIFAR", "staging")
+BATCHES: dict[str, dict[str, Any]] = {
+    "photographs": {"size": 224, "batch": 64},
+    "CIFAR": {"size": 32, "batch": 512},
+}
 MEASURED_S = 2.0  # at least: an epoch of CIFAR takes the fastest 0.2 s, and CPU time has ticks
 FOLDER_SIMD = "image folder + DataLoader, pillow-simd"
 LOADERS = ("DataLoader", "ShardLoader")
@@ -61,14 +65,16 @@ COLUMNS = {
 
 def run(source: data.Data, result: Result, parts: Sequence[str] = PARTS) -> None:
     if "photographs" in parts:
-        photos = source.photos(500 if source.quick else 3_000)
-        _workload(source, result, "photographs", "110 KB", photos)
+        _workload(source, result, "photographs", "110 KB", _photos(source))
     if "CIFAR" in parts:
         _workload(source, result, "CIFAR", "0.9 KB", source.cifar())
     if "staging" in parts:
-        photos = source.photos(500 if source.quick else 3_000)
-        staging.compare(source, result, "photographs", photos)
-        staging.compare(source, result, "CIFAR", source.cifar())
+        for title, folder in (("photographs", _photos(source)), ("CIFAR", source.cifar())):
+            staging.compare(source, result, title, folder, BATCHES[title])
+
+
+def _photos(source: data.Data) -> Path:
+    return source.photos(500 if source.quick else 3_000)
 
 
 def ours(loader: str, stored: str, core: bool) -> str:
@@ -93,11 +99,7 @@ def _workload(source: data.Data, result: Result, title: str, each: str, folder: 
             shards[TILES] = data.pack(folder, scratch / "tiles", "--jpeg-tiles")
         else:
             result.note("Tile JPEGs were not measured: this shardio has no `pack --jpeg-tiles`")
-    options: dict[str, Any] = {
-        "size": 224 if photographs else 32,
-        "batch": 64 if photographs else 512,
-        "records": len(files),
-    }
+    options = BATCHES[title] | {"records": len(files)}
     entries = _streams(here, bare, paths, shards, str(folder), scratch, options)
     stored = {one.title: path for one, path in paths.items()}
     stored |= {
@@ -122,9 +124,7 @@ def _workload(source: data.Data, result: Result, title: str, each: str, folder: 
 def _there(rival: Rival, result: Result) -> bool:
     missing = rival.missing()
     if missing:
-        note = f"{rival.title} was not measured: {missing}"
-        if note not in result.facts["notes"]:
-            result.note(note)
+        result.note(f"{rival.title} was not measured: {missing}")
     return not missing
 
 
@@ -449,15 +449,12 @@ def sharded(
     path: str, way: str, core: bool, size: int, batch: int, workers: int, records: int
 ) -> Round:
     """shardio's own, with the compiled core or without it, by the PIL of this environment."""
-    from shardio import ShardDataset
-
     from . import spelling
-    from .rivals.base import crop, epochs
+    from .rivals.base import epochs, shards
 
     if not core:
         spelling.native().core = None  # before any worker is forked
-    how: dict[str, Any] = {"decode": "numpy"} if size == 32 else {"transform": crop(size)}
-    dataset = ShardDataset(path, batch_size=batch, fields=("image", "label"), **how)
+    dataset = shards(path, size, batch)
     if way == "ShardLoader":
         loader: Any = spelling.shard_loader(dataset, num_workers=workers, prefetch_factor=AHEAD)
         return rounds(epochs(loader, loader.set_epoch), records, {})

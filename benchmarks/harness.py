@@ -186,8 +186,10 @@ class Result:
         self.facts["data"] |= facts
 
     def note(self, text: str) -> None:
-        self.facts["notes"].append(text)
-        show(f"note: {text}")
+        """Once, however often it is said."""
+        if text not in self.facts["notes"]:
+            self.facts["notes"].append(text)
+            show(f"note: {text}")
 
     def raw(self, name: str, measured: Any) -> None:
         """Every single measurement, as it came."""

@@ -30,7 +30,7 @@ from . import data
 from .cold_rounds import drop
 from .harness import BenchmarkError, Result, interleave, ratio
 from .rivals import write_tar
-from .rivals.base import AHEAD, Guarded, crop, epochs
+from .rivals.base import AHEAD, Guarded, epochs, shards
 
 LIMIT = 3_000  # requests a second, as disks of cloud providers have by default
 WORKERS = 2
@@ -45,20 +45,16 @@ COLUMNS = {
 Round = Callable[..., dict[str, Any]]
 
 
-def compare(source: data.Data, result: Result, title: str, folder: Path) -> None:
-    """A table for the images of a folder."""
+def compare(
+    source: data.Data, result: Result, title: str, folder: Path, batches: dict[str, Any]
+) -> None:
+    """A table for the images of a folder. batches: their size, and how many images they have."""
     scratch, files = source.scratch, data.listing(folder)
     base = scratch / "staging"
     base.mkdir()
     shards, tar = data.pack(folder, base / "shards"), base / "images.tar"
     write_tar(folder, tar)
-    photographs = title == "photographs"
-    options: dict[str, Any] = {
-        "local": str(base / "local"),
-        "size": 224 if photographs else 32,
-        "batch": 64 if photographs else 512,
-        "records": len(files),
-    }
+    options = batches | {"local": str(base / "local"), "records": len(files)}
     ways = {
         "image folder, where it lies": (folder, "folder", ""),
         "image folder, copied": (folder, "folder", "copy"),
@@ -102,9 +98,7 @@ def _held(scratch: Path, stack: contextlib.ExitStack, result: Result) -> Group |
     try:
         return stack.enter_context(Group(scratch, LIMIT))
     except StorageError as error:
-        note = f"To the node's disk first: reads could not be held to a limit: {error}"
-        if note not in result.facts["notes"]:
-            result.note(note)
+        result.note(f"To the node's disk first: reads could not be held to a limit: {error}")
         return None
 
 
@@ -163,9 +157,9 @@ def _batches(path: str, module: str, size: int, batch: int) -> Iterator[Any]:
         adapter = importlib.import_module(f"benchmarks.rivals.{module}")
         yield from adapter.images(path, size=size, batch=batch, workers=WORKERS)
         return
-    from shardio import ShardDataset, ShardLoader
+    from shardio import ShardLoader
 
-    how: dict[str, Any] = {"decode": "numpy"} if size == 32 else {"transform": crop(size)}
-    dataset = ShardDataset(path, batch_size=batch, fields=("image", "label"), **how)
-    with ShardLoader(dataset, num_workers=WORKERS, prefetch_factor=AHEAD) as loader:
+    with ShardLoader(
+        shards(path, size, batch), num_workers=WORKERS, prefetch_factor=AHEAD
+    ) as loader:
         yield from epochs(loader, loader.set_epoch)

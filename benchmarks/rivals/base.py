@@ -120,6 +120,14 @@ def crop(size: int) -> Callable[..., Any]:
     return CenterCrop(32) if size == 32 else RandomResizedCrop(size, flip=True)
 
 
+def shards(path: str, size: int, batch: int) -> Any:
+    """shardio's own dataset, for the rows of the comparison that are not of a rival."""
+    from shardio import ShardDataset
+
+    how: dict[str, Any] = {"decode": "numpy"} if size == 32 else {"transform": crop(size)}
+    return ShardDataset(path, batch_size=batch, fields=("image", "label"), **how)
+
+
 def decoded(file: Any, transform: Callable[..., Any]) -> Any:
     """An open file or bytes through shardio's own crop, so that all decode and resize alike."""
     from PIL import Image

@@ -317,7 +317,8 @@ class _Stage:
         if not (cold.refused or self.refused):
             name = f"on a disk of {READS_PER_S} reads/s"
             limited = self._row(packed, name, cold=True, reads_per_s=READS_PER_S)
-            rows += [] if self.refused else [limited]
+            if not self.refused:
+                rows.append(limited)
         part = replace(packed.part, rows=tuple(rows))
         self.say(table(part))
         return part

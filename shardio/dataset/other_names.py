@@ -113,7 +113,7 @@ _TABLE = {
 }
 
 OTHER_NAMES = {
-    name: advice.replace("{}", name) for names, advice in _TABLE.items() for name in names.split()
+    **grouped_in("order", Order),
+    **grouped_in("storage", Storage),  # but for `root`, which ImageFolder has, too
+    **{name: one.replace("{}", name) for names, one in _TABLE.items() for name in names.split()},
 }
-OTHER_NAMES |= grouped_in("order", Order)
-OTHER_NAMES = grouped_in("storage", Storage) | OTHER_NAMES

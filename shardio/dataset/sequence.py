@@ -234,7 +234,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         """
         if self._targets is None:
             if dict(self.manifest.schema.fields).get("label") != "int":
-                return self.__getattr__("targets")  # type: ignore[no-any-return]
+                raise AttributeError  # Python asks __getattr__ then, which says why
             self._targets = np.ma.filled(self.columns("label").astype(np.int64), -1)
         return self._targets
 

@@ -19,7 +19,7 @@ import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -221,11 +221,11 @@ def load_splits(storage: Location) -> list[str] | None:
     with contextlib.suppress(KeyError, TypeError, ValueError, RecursionError):
         splits = json.loads(data)["splits"]
         if _are_names(splits):
-            return splits  # type: ignore[no-any-return]
+            return splits
     raise DamageError(f"{where}: not a list of splits")
 
 
-def _are_names(splits: Any) -> bool:
+def _are_names(splits: Any) -> TypeGuard[list[str]]:
     """Return whether this is a list of names that folders can have."""
     return type(splits) is list and all(
         type(name) is str and name not in ("", ".", "..") and not {"/", "\0"} & set(name)
@@ -296,7 +296,7 @@ def planned_splits(root: str) -> list[str]:
             with contextlib.suppress(ShardioError, OSError, LookupError, TypeError, ValueError):
                 options = _options(os.path.join(root, name))
                 if options["split"] == from_file_name(name) and _are_names(options["splits"]):
-                    return list(options["splits"])
+                    return options["splits"]
     return []
 
 

@@ -99,19 +99,19 @@ class Ground:
         until = time.monotonic() + grace_s
         while (pids := self._living()) and time.monotonic() < until:
             time.sleep(0.1)
-        found = [f"{pid} {_command_line(pid).decode('utf-8', 'replace')}" for pid in pids]
+        found = [*map(programs.shown, pids)]
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return found
 
     def _living(self) -> list[int]:
-        mark, own = os.fsencode(self.folder) + b"/", _command_line(os.getpid())
+        mark, own = os.fsencode(self.folder) + b"/", programs.command_line(os.getpid())
         group, found = os.getpgrp(), []
         for path in Path("/proc").glob("[0-9]*/environ"):
             pid = int(path.parent.name)
             with suppress(OSError):  # it ended meanwhile, or belongs to another user
-                line = _command_line(pid)
+                line = programs.command_line(pid)
                 # A fork has the environment with which this process began, and its command line.
                 forked = line == own and os.getpgid(pid) == group
                 if pid == os.getpid() or not (mark in path.read_bytes() or forked):
@@ -131,12 +131,6 @@ class Ground:
 def _content(path: Path) -> str:
     inside = sorted(one.name for one in path.iterdir()) if path.is_dir() else []
     return f", with {', '.join(inside[:5])}" if inside else ""
-
-
-def _command_line(pid: int) -> bytes:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").strip()
-    return b""
 
 
 def _parent(pid: int) -> int:

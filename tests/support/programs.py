@@ -195,18 +195,21 @@ def _outlive(mark: str, grace_s: float) -> list[str]:
                     poll = select.poll()
                     poll.register(handle, select.POLLIN)
                     if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
-                        return [_command_line(pid) for pid in _marked(mark)]
+                        return [shown(pid) for pid in _marked(mark)]
                 finally:
                     os.close(handle)
     return []
 
 
-def _command_line(pid: int) -> str:
-    try:
-        line = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        line = b""
-    return f"{pid} " + line.replace(b"\0", b" ").decode("utf-8", "replace").strip()
+def command_line(pid: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").strip()
+    return b""
+
+
+def shown(pid: int) -> str:
+    """A process, for messages."""
+    return f"{pid} {command_line(pid).decode('utf-8', 'replace')}"
 
 
 def kill_marked(mark: str) -> None:

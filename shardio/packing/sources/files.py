@@ -89,6 +89,11 @@ def is_ignored(name: bytes) -> bool:
     return name[0] == _DOT or (name[0] in _FIRST and name.lower() in _LEFT)
 
 
+def is_of_system(name: bytes) -> bool:
+    """Return True for a folder that a NAS or a system leaves, and that is named where it is."""
+    return name.lower() in _OF_SYSTEMS
+
+
 def ignores_nothing(name: bytes) -> bool:
     """Return False, of `--no-ignore`."""
     return False
@@ -96,7 +101,7 @@ def ignores_nothing(name: bytes) -> bool:
 
 def note_ignored(names: Iterable[bytes]) -> list[str]:
     """Return a note on those of the ignored files and folders that systems left; by their names."""
-    counts = Counter(printable(name) for name in names if name.lower() in _OF_SYSTEMS)
+    counts = Counter(printable(name) for name in names if is_of_system(name))
     if not counts:
         return []
     shown = ", ".join(f"{n:,} x {name}" if n > 1 else name for name, n in sorted(counts.items()))
@@ -326,7 +331,8 @@ class Walk:
         self.sizes = array("q")  # 8 bytes a file, where a list of ints takes 40
         self.mtimes = array("q")
         self.problems: list[Problem] = []
-        self.ignored: list[bytes] = []  # names
+        self.ignored = 0
+        self.of_systems: list[bytes] = []  # names: few, while hidden files may be many
 
     def run(self) -> Walked:
         """Visit every file and folder."""
@@ -345,8 +351,8 @@ class Walk:
             stack[folders:] = sorted(stack[folders:], reverse=True)
         self._sort(0)  # nothing is left to do, but where files lie beside folders
         sizes, mtimes = np.array(self.sizes, np.int64), np.array(self.mtimes, np.int64)
-        notes = note_ignored(self.ignored)
-        return Walked(self.keys, sizes, mtimes, self.problems, len(self.ignored), notes)
+        notes = note_ignored(self.of_systems)
+        return Walked(self.keys, sizes, mtimes, self.problems, self.ignored, notes)
 
     def _sort(self, first: int) -> None:
         """Sort the files from one on by their keys."""
@@ -368,7 +374,9 @@ class Walk:
         name = entry.name
         key = prefix + name
         if self._ignores(name):
-            self.ignored.append(name)
+            self.ignored += 1
+            if is_of_system(name):
+                self.of_systems.append(name)
             return
         if not prefix and is_own(name):
             return
