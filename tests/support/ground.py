@@ -77,7 +77,7 @@ class Ground:
         """Remove all that was made; return what was left, and which canaries are gone."""
         command_server.close()
         faults = [f"process {one}" for one in self._processes(grace_s)]
-        for name in sorted(self._segments(grace_s)):
+        for name in sorted(programs.left_in_memory(self._memory, grace_s)):
             faults.append(f"shared memory /dev/shm/{name}")
         for path in sorted(self.temporary.iterdir()):
             if any(path.match(name) for name in _OF_OTHERS):
@@ -118,13 +118,6 @@ class Ground:
                     continue
                 if not (_parent(pid) == os.getpid() and any(one in line for one in _OF_PYTHON)):
                     found.append(pid)
-        return found
-
-    def _segments(self, grace_s: float) -> set[str]:
-        """Those that no process has mapped: another suite's semaphores are mapped in a moment."""
-        until = time.monotonic() + grace_s
-        while (found := programs.left_in_memory(self._memory)) and time.monotonic() < until:
-            time.sleep(0.1)
         return found
 
 

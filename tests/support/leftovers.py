@@ -74,4 +74,5 @@ def nothing_left() -> Iterator[None]:
         time.sleep(0.05)  # torch closes some in threads of its own
         gc.collect()
     assert not more, more
-    assert not programs.left_in_memory(memory)
+    left = programs.left_in_memory(memory)
+    assert not left, left

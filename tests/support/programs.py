@@ -153,11 +153,26 @@ def shared_memory() -> set[str]:
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
-def left_in_memory(before: set[str]) -> set[str]:
+def left_in_memory(before: set[str], grace_s: float = 60) -> set[str]:
     """Files in shared memory that are new, and that no other living process has mapped.
 
-    Other tests may run on this machine at the same time, and those have theirs. A semaphore is
-    known by its inode: it is mapped under the name that it had before it got its own.
+    Other tests may run on this machine at the same time, and those have theirs: a file is made a
+    moment before it is mapped, and unlinked a moment after it was. So what is left is what stays
+    through the time of grace.
+    """
+    until = time.monotonic() + grace_s
+    found = _unmapped(before)
+    while found and time.monotonic() < until:
+        time.sleep(0.1)
+        found &= _unmapped(before)
+    return found
+
+
+def _unmapped(before: set[str]) -> set[str]:
+    """Files in shared memory, but for those before, that no other process has mapped just now.
+
+    A semaphore is known by its inode: it is mapped under the name that it had before it got its
+    own.
     """
     inodes = {}
     for name in shared_memory() - before:
