@@ -3,28 +3,30 @@
 Of a dataset that was packed by `pack --encode raw`, the pixels of a record are its last bytes, and
 its small fields stand in the index as well. So a batch of arrays (`decode="numpy"`, no transform)
 needs of each record no more than to be checked and copied. Where the core was built, small JPEGs
-of one size are decoded into a batch likewise. What does not fit is left to the ordinary way, which
-decodes each record: fields that are not in the index, values that are None, an image of another
-size.
+of one size are decoded into a batch likewise, and small ones of any size are cropped into it by a
+built-in transform. What does not fit is left to the ordinary way, which decodes each record: fields
+that are not in the index, values that are None, an image of another size.
 """
 
 from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .. import native
-from ..errors import ShardioError
+from ..errors import DecodeError, ShardioError
 from ..formats.manifest import Manifest
 from ..formats.record import RecordShard
 from ..formats.sample import BLOBS
 from ..images.decode import pixels, ppm_header
-from ..images.transforms import Transform
+from ..images.transforms import Transform, crop_many
+from ..order.rng import UInt64s
 from ..stack import users_level
 from .buffering import SMALL
 from .collate import Empty, images, numbers
@@ -55,10 +57,11 @@ class Pixels:
         """Say whether a batch that begins so may be of one size; `height` and `width` are it."""
 
     @abstractmethod
-    def read(self, parts: Sequence[Part], out: Array) -> bool:
+    def read(self, parts: Sequence[Part], out: Array, draws: Callable[[], UInt64s]) -> bool:
         """Write the pixels of these rows to `out`, (B, H, W, 3) uint8, contiguous.
 
-        False when one is not as expected. Raises DamageError, StorageError.
+        draws: gives the random word of each row. False when one is not as expected. Raises
+        DamageError, StorageError.
         """
 
     def batch(self, fetch: Fetch, rows: Rows, empty: Empty) -> tuple[Any, ...] | None:
@@ -71,7 +74,7 @@ class Pixels:
         if columns is None:
             return None
         batch, array = images(rows.size, self.height, self.width, empty)
-        if not self.read(parts, array):
+        if not self.read(parts, array, partial(fetch.draws, rows)):
             return None
         return tuple([numbers(columns[n]) if n in columns else batch for n in self.fields])
 
@@ -102,7 +105,7 @@ class RawPixels(Pixels):
         # Memory is taken for the pixels next, and a manifest may say anything.
         return bool(first.shard.sizes[first.records[0]] >= 3 * self.height * self.width)
 
-    def read(self, parts: Sequence[Part], out: Array) -> bool:
+    def read(self, parts: Sequence[Part], out: Array, draws: Callable[[], UInt64s]) -> bool:
         begin = ppm_header(self.height, self.width)
         for shard, records, rows, held in parts:
             assert isinstance(shard, RecordShard)
@@ -112,22 +115,15 @@ class RawPixels(Pixels):
 
 
 @dataclass
-class SmallJpegs(Pixels):
-    """Read small JPEGs, all as large as the first one; where they are not, the ordinary way.
-
-    The core decodes 32 x 32 pixels in 6 us; PIL, numpy and Python's calls take 60.
-    """
+class Jpegs(Pixels):
+    """Read small files by one call of the core a batch; where that is in vain, one by one."""
 
     _failed: int = 0  # batches that were read in vain, less some for those that were not
 
     def fits(self, first: Part) -> bool:
-        if native.core is None or self._failed > _FAILURES:
-            return False
-        if not self.height and not self._find_size(first):
-            self._failed = _FAILURES + 1
-        return self.height > 0
+        return native.core is not None and self._failed <= _FAILURES
 
-    def read(self, parts: Sequence[Part], out: Array) -> bool:
+    def read(self, parts: Sequence[Part], out: Array, draws: Callable[[], UInt64s]) -> bool:
         assert native.core is not None
         images = [b""] * len(out)
         for shard, records, rows, held in parts:
@@ -137,12 +133,31 @@ class SmallJpegs(Pixels):
                 return False
             for row, blob in zip(rows.tolist(), blobs, strict=True):
                 images[row] = blob
-        # One call: to make a decompressor costs as much as to decode an image.
-        if native.core.decode_many(images, out) < len(images):
-            self._failed += 1
+        done = self.make(images, out, draws)
+        self._failed = max(0, self._failed - 1) if done else self._failed + 1
+        return done
+
+    @abstractmethod
+    def make(self, images: Sequence[bytes], out: Array, draws: Callable[[], UInt64s]) -> bool:
+        """Make the pixels of these files, as `read` does; False when it was in vain."""
+
+
+class SmallJpegs(Jpegs):
+    """Decode small JPEGs, all as large as the first one; where they are not, the ordinary way.
+
+    The core decodes 32 x 32 pixels in 6 us; PIL, numpy and Python's calls take 60.
+    """
+
+    def fits(self, first: Part) -> bool:
+        if not super().fits(first):
             return False
-        self._failed = max(0, self._failed - 1)
-        return True
+        if not self.height and not self._find_size(first):
+            self._failed = _FAILURES + 1
+        return self.height > 0
+
+    def make(self, images: Sequence[bytes], out: Array, draws: Callable[[], UInt64s]) -> bool:
+        # One call: to make a decompressor costs as much as to decode an image.
+        return bool(native.core.decode_many(images, out) == len(images))  # type: ignore[union-attr]
 
     def _find_size(self, part: Part) -> bool:
         shard, record = part.shard, int(part.records[0])
@@ -157,12 +172,25 @@ class SmallJpegs(Pixels):
         return True
 
 
+@dataclass
+class SmallCrops(Jpegs):
+    """Crop small images by a built-in transform: of CIFAR in 10 us each, and not 30."""
+
+    transform: Transform = field(kw_only=True)
+
+    def make(self, images: Sequence[bytes], out: Array, draws: Callable[[], UInt64s]) -> bool:
+        try:
+            return crop_many(self.transform, images, draws(), out) * 2 >= len(images)
+        except DecodeError:
+            return False  # the ordinary way names the record
+
+
 def raw_pixels(manifest: Manifest, decoder: Decoder) -> Pixels | None:
     """Find how to read batches of a dataset at once; None: they cannot be read so."""
     fields, kinds = decoder.fields, dict(manifest.schema.fields)
     if (
         manifest.format != "record"
-        or not decoder.only_arrays
+        or not (decoder.only_arrays or decoder.only_crops)
         or fields is None
         or fields.count(IMAGE) != 1
         or [name for name, kind in kinds.items() if kind in BLOBS] != [IMAGE]
@@ -171,6 +199,9 @@ def raw_pixels(manifest: Manifest, decoder: Decoder) -> Pixels | None:
     ):
         return None
     scalars = {name: _DTYPES[kinds[name]] for name in fields if name != IMAGE}
+    if (transform := decoder.only_crops) is not None:
+        small = manifest.mean_bytes < SMALL and manifest.options.get("encode") != "raw"
+        return SmallCrops(fields, scalars, *transform.shape, transform=transform) if small else None
     if manifest.options.get("encode") != "raw":
         return SmallJpegs(fields, scalars) if manifest.mean_bytes < SMALL else None
     match manifest.options.get("pixels"):

@@ -94,7 +94,8 @@ class Decoder:
 
     `wants_draw`: whether the transform, or map, is given a random word. `draws`: whether the item
     depends on it; of a transform of the user's own nobody knows. `only_arrays`: whether nothing
-    is done but to decode images to arrays. `only_picks`: whether nothing is done to fields at all.
+    is done but to decode images to arrays. `only_crops`: the built-in transform that makes the
+    image, where nothing else is done. `only_picks`: whether nothing is done to fields at all.
     `encoded`: the fields of items that are image files, by name, or by place in tuples. `maps`:
     whether items are what a user's map makes of samples. `device_crop`: the shape and interpolation
     of DeviceCrops, with "cuda". Raises OptionError.
@@ -143,11 +144,17 @@ class Decoder:
         self.only_picks = not (self._decoded or users)
         self.encoded = self._files(functions, cropped, names)
         self.only_arrays = not (users or limit) and functions.get(IMAGE) is _MAIN["numpy"]
+        self.only_crops = self._only_crops()
         self.plain = self.only_picks and not self.fields
         # Where nothing is done but to pick fields: 0.5 us less a record.
         self.pick: Callable[[Sample], tuple[Any, ...]] | None = None
         if len(self.fields or ()) > 1 and self.only_picks and not self._keyed:
             self.pick = itemgetter(*names)
+
+    def _only_crops(self) -> transforms.Transform | None:
+        """Return the built-in transform, where many images can be made by one call of it."""
+        others = self.maps or self._target_transform is not None
+        return None if self._crop is None or others else self._crop.alone
 
     def _files(
         self, functions: Mapping[str, _Function], cropped: Sequence[str], names: Sequence[str]
@@ -248,6 +255,9 @@ class _Crop:
         self._alike = tuple(n for n in self.produces if functions.get(n) is _MAIN["pil"])
         self._together = transform.boxes is not None or len(self.produces) > 1
         self._shape = (*transform.shape, 3)
+        # Many can be made by one call then.
+        single = main == IMAGE and not (self._together or on_device or transform.fast)
+        self.alone = transform if single and transform.interpolation != "nearest" else None
 
     def __call__(self, sample: Sample, draw: int, number: int, progress: Progress | None) -> None:
         """Replace the images by their crops, the first one in `progress.out` where it fits.

@@ -21,8 +21,9 @@ import numpy as np
 
 from ..errors import printable
 from ..formats.base import Shard
+from ..order import rng
 from ..order.partition import Partition, RowRanges
-from ..order.rng import Int64s
+from ..order.rng import Int64s, UInt64s
 from ..order.subset import Selection
 from ..stack import users_level
 from . import buffering, window
@@ -160,6 +161,11 @@ class Fetch:
             held = None if rows.held is None else [rows.held[i] for i in places.tolist()]
             parts.append(Part(shard, records, places, held))
         return parts
+
+    def draws(self, rows: Rows) -> UInt64s:
+        """Return the word that each of these rows gives a random transform: (size,)."""
+        epoch = self.share.epoch
+        return rng.draws(epoch.seed, epoch.epoch, rows.numbers)
 
     def _by_shard(self, shards: Int64s, numbers: Int64s) -> Iterator[tuple[Shard, Int64s, Int64s]]:
         """Yield each shard of these rows, its records in storage order, and which rows they are."""

@@ -20,7 +20,7 @@ ratios. Random numbers: those of order/rng.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ import numpy as np
 
 from .. import native
 from ..errors import DecodeError, OptionError, printable
-from ..order.rng import word
+from ..order.rng import GAMMA, MASK, splitmix64, word
 from ..units import check_bool, check_int, refuse_unknown
 from . import decode, jpeg_tiles
 from .decode import UPRIGHT, Box, Turn, decode_errors, pil_module, raw_pixels, to_rgb
@@ -464,6 +464,89 @@ def crop_box(
     return (width - w) // 2, (height - h) // 2, w, h, flip
 
 
+def crop_boxes(
+    sizes: NDArray[np.int64],
+    draws: NDArray[np.uint64],
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Draw what `crop_box` does, of many: (B, 4) left, top, width, height, and (B,) flip.
+
+    sizes: (B, 2), width and height of each. draws: (B,).
+
+    Every number is made as `crop_box` makes it, to the bit: so exp is Python's, and not numpy's.
+    """
+    boxes = np.empty((len(draws), 4), np.int64)
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    left = np.arange(len(draws))  # those whose box is not drawn yet
+    for attempt in range(10):
+        size, drawn = sizes[left], draws[left]
+        area = size[:, 0] * size[:, 1]
+        target = area * (scale[0] + (scale[1] - scale[0]) * _uniforms(drawn, 2 + 2 * attempt))
+        logs = low + (high - low) * _uniforms(drawn, 3 + 2 * attempt)
+        aspect = np.array([math.exp(one) for one in logs.tolist()])
+        box = np.rint(np.sqrt(np.stack((target * aspect, target / aspect), 1)))
+        fits = ((box > 0) & (box <= size)).all(1)
+        chosen, box = left[fits], box[fits].astype(np.int64)
+        place = np.stack([_uniforms(draws[chosen], k) for k in (22, 23)], 1)
+        boxes[chosen, :2] = (sizes[chosen] - box + 1) * place
+        boxes[chosen, 2:] = box
+        left = left[~fits]
+        if not left.size:
+            break
+    for i in left.tolist():
+        width, height = sizes[i].tolist()
+        boxes[i] = crop_box(width, height, int(draws[i]), scale, ratio)[:4]
+    return boxes, splitmix64(draws + np.uint64(GAMMA)) >> np.uint64(63) == 1
+
+
+def crop_many(
+    transform: Transform,
+    images: Sequence[bytes],
+    draws: NDArray[np.uint64],
+    out: NDArray[np.uint8],
+) -> int:
+    """Write what the transform makes of each of these images, by one call of the core.
+
+    draws: (B,), of each image its own. out: (B, H, W, 3) uint8, contiguous; row i is image i's.
+    What the core leaves, and images to be turned, are made one by one. Returns how many the core
+    cropped. Raises DecodeError.
+    """
+    core = native.core
+    done = np.zeros(len(images), np.uint8)
+    if core is not None and transform.interpolation != "nearest" and not transform.fast:
+        limit = decode.MAX_PIXELS if transform.max_pixels is None else transform.max_pixels
+        headers = np.frombuffer(core.headers(images), np.uint32).reshape(-1, 3).astype(np.int64)
+        sizes, orientations = headers[:, :2], headers[:, 2]
+        plain = (sizes[:, 0] > 0) & (sizes.prod(1) <= limit)
+        if transform.upright:
+            plain &= orientations == 1
+        boxes = np.zeros((len(images), 4), np.float32)  # of the others: none
+        flips = np.zeros(len(images), bool)
+        boxes[plain], flips[plain] = _boxes(transform, sizes[plain], draws[plain])
+        mask = core.crop_many(images, boxes, flips, out, transform.interpolation, limit)
+        done = np.frombuffer(mask, np.uint8)
+    for i in np.flatnonzero(done == 0).tolist():
+        transform(images[i], int(draws[i]), out[i])
+    return int(done.sum())
+
+
+def _boxes(
+    transform: Transform, sizes: NDArray[np.int64], draws: NDArray[np.uint64]
+) -> tuple[NDArray[np.int64] | NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the boxes of upright images, (B, 4), and which to mirror, (B,)."""
+    if isinstance(transform, RandomResizedCrop):
+        boxes, flips = crop_boxes(sizes, draws, transform.scale, transform.ratio)
+        boxes[:, 2:] += boxes[:, :2]
+        return boxes, flips & transform.flip
+    found = [
+        transform.aim(width, height, UPRIGHT, draw, fast=False)
+        for (width, height), draw in zip(sizes.tolist(), draws.tolist(), strict=True)
+    ]
+    some = np.array([box for box, *_ in found], np.float64).reshape(-1, 4)
+    return some, np.array([flip for *_, flip in found], bool)
+
+
 # What annotations say in pixels of the whole image, besides their bbox: untrue of a crop.
 _STALE = frozenset(("segmentation", "keypoints", "num_keypoints", "area"))
 
@@ -683,3 +766,9 @@ def _check_names(where: str, value: Any) -> tuple[str, ...]:
 def _uniform(draw: int, k: int) -> float:
     """Return word k of a draw as a float in [0, 1), made of its upper 53 bits."""
     return (word(draw, k) >> 11) * 2.0**-53
+
+
+def _uniforms(draws: NDArray[np.uint64], k: int) -> NDArray[np.float64]:
+    """Return `_uniform` of each of these draws."""
+    upper: NDArray[np.uint64] = splitmix64(draws + np.uint64(k * GAMMA & MASK)) >> np.uint64(11)
+    return upper.astype(np.float64) * 2.0**-53

@@ -148,6 +148,10 @@ typedef struct {
  * was then. */
 bool core_crop(const uint8_t *data, size_t size, const core_part *part);
 
+/* The same of many, and in `done` of each whether it is made; false: no memory, and none is. */
+bool core_crop_many(const uint8_t *const *data, const size_t *sizes, size_t count,
+                    const core_part *parts, uint8_t *done);
+
 /* JPEGs of just width x height to `out`, one after the other; how many before one was not. */
 size_t core_decode_many(const uint8_t *const *data, const size_t *sizes, size_t count,
                         unsigned width, unsigned height, uint8_t *out);

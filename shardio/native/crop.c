@@ -115,6 +115,8 @@ struct cropping {
     uint8_t *lines; /* four rows as decoded */
     uint8_t *rows;  /* all rows that are needed, resized along the row */
     size_t stride;
+    bool own;   /* whether the JPEG brings all tables that it asks for */
+    bool fresh; /* whether `in` is made, and has read nothing but such JPEGs */
 };
 
 static void crop(void *cropping)
@@ -122,10 +124,14 @@ static void crop(void *cropping)
     struct cropping *job = cropping;
     struct jpeg_decompress_struct *in = &job->in;
     const int scale = job->part->scale;
-    jpeg_create_decompress(in);
-    job->progress.progress_monitor = core_watch;
-    in->progress = &job->progress;
-    core_take_over(in, &job->entropy);
+    /* libjpeg keeps tables from image to image; one that lacks some must not find them. */
+    if (!job->own || !job->fresh) {
+        jpeg_destroy((j_common_ptr)in);
+        jpeg_create_decompress(in);
+        in->progress = &job->progress;
+        core_take_over(in, &job->entropy);
+    }
+    job->fresh = false;
     jpeg_mem_src(in, job->data, (unsigned long)job->size);
     jpeg_read_header(in, TRUE);
     if (in->image_width != job->x.end - job->x.begin ||
@@ -193,7 +199,7 @@ static void paint(struct cropping *job, uint8_t *line)
     }
 }
 
-bool core_crop(const uint8_t *data, size_t size, const core_part *part)
+static bool crop_one(struct cropping *job, const uint8_t *data, size_t size, const core_part *part)
 {
     core_jpeg jpeg;
     if (!known(data, size, &jpeg) || (uint64_t)jpeg.width * jpeg.height > part->max_pixels ||
@@ -207,11 +213,9 @@ bool core_crop(const uint8_t *data, size_t size, const core_part *part)
           box[1] < box[3] && box[3] <= (float)height))
         return false; /* also when one is not a number */
 
-    struct cropping *job = calloc(1, sizeof *job);
     bool done = false;
-    if (!job)
-        return false;
     job->part = part;
+    job->own = jpeg.whole && !(jpeg.wanted & ~jpeg.tables);
     if (core_plan_make(&job->across, width, box[0], box[2], part->width, part->filter) &&
         core_plan_make(&job->down, height, box[1], box[3], part->height, part->filter)) {
         job->x = needed(&job->across, scale, jpeg.width);
@@ -223,9 +227,10 @@ bool core_crop(const uint8_t *data, size_t size, const core_part *part)
             job->x = (struct span){0, jpeg.width};
             job->y = (struct span){0, jpeg.height};
         }
-        job->in.err = core_handlers(&job->failure);
         done = core_guarded(&job->failure, crop, job);
-        jpeg_destroy((j_common_ptr)&job->in);
+        if (done)
+            jpeg_abort_decompress(&job->in); /* what is below the crop is not read */
+        job->fresh = done && job->own;
     }
     uint8_t *line = done ? malloc(job->stride) : NULL;
     done = line != NULL;
@@ -235,10 +240,31 @@ bool core_crop(const uint8_t *data, size_t size, const core_part *part)
     free(job->rows);
     free(job->lines);
     free(job->made);
+    job->rows = job->lines = job->made = NULL;
     core_plan_free(&job->across);
     core_plan_free(&job->down);
-    free(job);
     return done;
+}
+
+bool core_crop_many(const uint8_t *const *data, const size_t *sizes, size_t count,
+                    const core_part *parts, uint8_t *done)
+{
+    struct cropping *job = calloc(1, sizeof *job);
+    if (!job)
+        return false;
+    job->in.err = core_handlers(&job->failure);
+    job->progress.progress_monitor = core_watch;
+    for (size_t i = 0; i < count; i++)
+        done[i] = crop_one(job, data[i], sizes[i], parts + i);
+    jpeg_destroy((j_common_ptr)&job->in);
+    free(job);
+    return true;
+}
+
+bool core_crop(const uint8_t *data, size_t size, const core_part *part)
+{
+    uint8_t done = 0;
+    return core_crop_many(&data, &size, 1, part, &done) && done;
 }
 
 /* Many small ones ------------------------------------------------------------------------------ */

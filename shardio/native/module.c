@@ -566,60 +566,180 @@ static PyObject *crop(PyObject *Py_UNUSED(self), PyObject *args)
     return PyErr_Occurred() ? NULL : PyBool_FromLong(done);
 }
 
+/* The bytes of a sequence of bytes-like objects. */
+struct held {
+    PyObject *blobs; /* a tuple of ours: no other thread can change it */
+    Py_ssize_t count;
+    Py_buffer *buffers;
+    const uint8_t **data;
+    size_t *sizes;
+};
+
+static void let_go(struct held *held)
+{
+    while (held->count)
+        PyBuffer_Release(held->buffers + --held->count);
+    PyMem_Free(held->buffers);
+    PyMem_Free(held->data);
+    PyMem_Free(held->sizes);
+    Py_CLEAR(held->blobs);
+}
+
+static bool hold(struct held *held, PyObject *sequence)
+{
+    *held = (struct held){.blobs = PySequence_Tuple(sequence)};
+    if (!held->blobs)
+        return false;
+    Py_ssize_t count = PyTuple_GET_SIZE(held->blobs);
+    held->buffers = PyMem_New(Py_buffer, count + 1);
+    held->data = PyMem_New(const uint8_t *, count + 1);
+    held->sizes = PyMem_New(size_t, count + 1);
+    if (!held->buffers || !held->data || !held->sizes) {
+        PyErr_NoMemory();
+        let_go(held);
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < count; i++, held->count++) {
+        PyObject *blob = PyTuple_GET_ITEM(held->blobs, i);
+        if (PyObject_GetBuffer(blob, held->buffers + i, PyBUF_SIMPLE) < 0) {
+            let_go(held);
+            return false;
+        }
+        held->data[i] = held->buffers[i].buf;
+        held->sizes[i] = (size_t)held->buffers[i].len;
+    }
+    return true;
+}
+
+/* Whether `out` is contiguous (N, H, W, 3) uint8 with so many rows at least. */
+static bool takes(const Py_buffer *out, Py_ssize_t count, Py_ssize_t side)
+{
+    return out->ndim == 4 && out->itemsize == 1 && out->shape[3] == 3 && out->shape[0] >= count &&
+           out->shape[1] >= 1 && out->shape[1] <= side && out->shape[2] >= 1 &&
+           out->shape[2] <= side;
+}
+
 PyDoc_STRVAR(decode_many_doc,
              "decode_many(blobs: sequence of bytes-like, out: (N, H, W, 3) uint8, /) -> int\n\n"
              "JPEGs of just W x H to the first rows of out; how many before one was not flawless.");
 
 static PyObject *decode_many(PyObject *Py_UNUSED(self), PyObject *args)
 {
-    PyObject *sequence, *object, *found = NULL;
+    PyObject *sequence, *object;
+    struct held held;
     Py_buffer out;
-    if (!PyArg_ParseTuple(args, "OO:decode_many", &sequence, &object))
+    if (!PyArg_ParseTuple(args, "OO:decode_many", &sequence, &object) || !hold(&held, sequence))
         return NULL;
-    if (PyObject_GetBuffer(object, &out, PyBUF_ND | PyBUF_WRITABLE) < 0)
+    if (PyObject_GetBuffer(object, &out, PyBUF_ND | PyBUF_WRITABLE) < 0) {
+        let_go(&held);
         return NULL;
-    PyObject *blobs = PySequence_Tuple(sequence); /* ours: no other thread can change it */
-    Py_ssize_t count = blobs ? PyTuple_GET_SIZE(blobs) : 0, held = 0;
-    Py_buffer *buffers = PyMem_New(Py_buffer, count + 1);
-    const uint8_t **data = PyMem_New(const uint8_t *, count + 1);
-    size_t *sizes = PyMem_New(size_t, count + 1);
-    if (!blobs)
-        goto end;
-    if (!buffers || !data || !sizes) {
-        PyErr_NoMemory();
-        goto end;
     }
-    if (out.ndim != 4 || out.itemsize != 1 || out.shape[3] != 3 || out.shape[0] < count ||
-        out.shape[1] < 1 || out.shape[1] > 65535 || out.shape[2] < 1 || out.shape[2] > 65535) {
-        PyErr_SetString(PyExc_ValueError, "decode_many: out is not (N, H, W, 3) uint8 for all");
-        goto end;
+    size_t done = 0;
+    bool fits = takes(&out, held.count, 65535);
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        done = core_decode_many(held.data, held.sizes, (size_t)held.count, (unsigned)out.shape[2],
+                                (unsigned)out.shape[1], out.buf);
+        Py_END_ALLOW_THREADS
     }
-    for (; held < count; held++) {
-        if (PyObject_GetBuffer(PyTuple_GET_ITEM(blobs, held), buffers + held, PyBUF_SIMPLE) < 0)
-            goto end;
-        data[held] = buffers[held].buf;
-        sizes[held] = (size_t)buffers[held].len;
-    }
-    size_t done;
-    Py_BEGIN_ALLOW_THREADS
-    done = core_decode_many(data, sizes, (size_t)count, (unsigned)out.shape[2],
-                            (unsigned)out.shape[1], out.buf);
-    Py_END_ALLOW_THREADS
-    found = PyLong_FromSize_t(done);
-end:
-    while (held--)
-        PyBuffer_Release(buffers + held);
-    PyMem_Free(buffers);
-    PyMem_Free(data);
-    PyMem_Free(sizes);
-    Py_XDECREF(blobs);
     PyBuffer_Release(&out);
+    let_go(&held);
+    if (!fits)
+        return PyErr_Format(PyExc_ValueError,
+                            "decode_many: out is not (N, H, W, 3) uint8 for all");
+    return PyLong_FromSize_t(done);
+}
+
+PyDoc_STRVAR(headers_doc,
+             "headers(blobs: sequence of bytes-like, /) -> bytes\n\n"
+             "Of each what header() gives, as three uint32; zeros where that is None.");
+
+static PyObject *headers(PyObject *Py_UNUSED(self), PyObject *sequence)
+{
+    struct held held;
+    if (!hold(&held, sequence))
+        return NULL;
+    PyObject *found = PyBytes_FromStringAndSize(NULL, held.count * 12);
+    if (found) {
+        uint32_t *at = (uint32_t *)(void *)PyBytes_AS_STRING(found);
+        for (Py_ssize_t i = 0; i < held.count; i++, at += 3) {
+            core_jpeg jpeg;
+            bool known = core_jpeg_parse(held.data[i], held.sizes[i], &jpeg);
+            at[0] = known ? jpeg.width : 0;
+            at[1] = known ? jpeg.height : 0;
+            at[2] = known ? jpeg.orientation : 0;
+        }
+    }
+    let_go(&held);
     return found;
+}
+
+PyDoc_STRVAR(crop_many_doc,
+             "crop_many(blobs: sequence of bytes-like, boxes: (N, 4) float32, flips: (N,) bool,\n"
+             "          out: (N, H, W, 3) uint8, interpolation: str, max_pixels: int, /) -> bytes\n\n"
+             "What crop() makes of each with a scale of 1, to the rows of out, mirrored where it is\n"
+             "asked for. Of each a byte: 1 where it is made; the row is as it was where it is not.");
+
+static PyObject *crop_many(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    PyObject *sequence, *object, *made = NULL;
+    struct held held;
+    Py_buffer boxes, flips, out;
+    char filter;
+    unsigned long long max_pixels;
+    if (!PyArg_ParseTuple(args, "Oy*y*OO&K:crop_many", &sequence, &boxes, &flips, &object,
+                          filter_named, &filter, &max_pixels))
+        return NULL;
+    if (!hold(&held, sequence))
+        goto boxes;
+    if (PyObject_GetBuffer(object, &out, PyBUF_ND | PyBUF_WRITABLE) < 0)
+        goto held;
+    Py_ssize_t count = held.count;
+    if (!takes(&out, count, 1 << 15) || flips.len != count ||
+        boxes.len != count * 4 * (Py_ssize_t)sizeof(float)) {
+        PyErr_SetString(PyExc_ValueError, "crop_many: boxes, flips or out do not fit the blobs");
+        goto out;
+    }
+    core_part *parts = PyMem_New(core_part, count + 1);
+    made = parts ? PyBytes_FromStringAndSize(NULL, count) : PyErr_NoMemory();
+    if (made) {
+        size_t line = (size_t)out.shape[2] * 3, row = line * (size_t)out.shape[1];
+        for (Py_ssize_t i = 0; i < count; i++) {
+            bool flip = ((const char *)flips.buf)[i] != 0;
+            core_part part = {.scale = 1, .filter = filter, .max_pixels = max_pixels,
+                              .height = (int)out.shape[1], .width = (int)out.shape[2],
+                              .down = (ptrdiff_t)line, .right = flip ? -3 : 3};
+            part.out = (uint8_t *)out.buf + row * (size_t)i + (flip ? line - 3 : 0);
+            memcpy(part.box, (const char *)boxes.buf + (size_t)i * sizeof part.box,
+                   sizeof part.box);
+            parts[i] = part;
+        }
+        uint8_t *done = (uint8_t *)PyBytes_AS_STRING(made);
+        bool enough;
+        Py_BEGIN_ALLOW_THREADS
+        enough = core_crop_many(held.data, held.sizes, (size_t)count, parts, done);
+        Py_END_ALLOW_THREADS
+        if (!enough) {
+            PyErr_NoMemory();
+            Py_CLEAR(made);
+        }
+    }
+    PyMem_Free(parts);
+out:
+    PyBuffer_Release(&out);
+held:
+    let_go(&held);
+boxes:
+    PyBuffer_Release(&boxes);
+    PyBuffer_Release(&flips);
+    return made;
 }
 
 static PyMethodDef methods[] = {
     {"header", header, METH_O, header_doc},
     {"crop", crop, METH_VARARGS, crop_doc},
+    {"headers", headers, METH_O, headers_doc},
+    {"crop_many", crop_many, METH_VARARGS, crop_many_doc},
     {"decode_many", decode_many, METH_VARARGS, decode_many_doc},
     {"copy", copy, METH_VARARGS, copy_doc},
     {"rewrite", rewrite, METH_VARARGS, rewrite_doc},
@@ -643,7 +763,7 @@ static int prepare(PyObject *module)
         return -1;
     if (PyModule_AddStringConstant(module, "libjpeg", core_libjpeg) < 0)
         return -1;
-    return PyModule_AddIntConstant(module, "interface", 5);
+    return PyModule_AddIntConstant(module, "interface", 6);
 }
 
 static PyModuleDef_Slot slots[] = {

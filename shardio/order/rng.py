@@ -98,3 +98,11 @@ def draw(seed: int, epoch: int, record: int) -> int:
     word(draw(...), 1), word(draw(...), 2), ...
     """
     return word(_transform_key(seed, epoch), record)
+
+
+def draws(seed: int, epoch: int, records: Int64s) -> UInt64s:
+    """Return `draw` of each of these records: (n,) int64 -> (n,) uint64."""
+    x = records.astype(np.uint64)
+    x *= np.uint64(GAMMA)
+    x += np.uint64(_transform_key(seed, epoch))
+    return splitmix64(x)

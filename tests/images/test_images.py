@@ -39,8 +39,16 @@ from shardio.images.decode import (
     to_rgb,
 )
 from shardio.images.resize import resize_short
-from shardio.images.transforms import CenterCrop, RandomResizedCrop, Transform, crop_box
+from shardio.images.transforms import (
+    CenterCrop,
+    RandomResizedCrop,
+    Transform,
+    crop_box,
+    crop_boxes,
+    crop_many,
+)
 from shardio.native import core as CORE
+from shardio.order.rng import words
 
 IMAGENET = Path("/tmp/data/imagenet")
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
@@ -547,6 +555,55 @@ def test_box_is_inside_any_image(width, height, draw, scale, ratio):
     assert 0 <= left <= left + w <= width and w >= 1
     assert 0 <= top <= top + h <= height and h >= 1
     assert flip in (False, True)
+
+
+@pytest.mark.parametrize(
+    "scale, ratio", [(SCALE, RATIO), ((0.9, 1.0), (0.5, 2.0)), ((1e-4, 1), (1e-2, 1e2))]
+)
+def test_boxes_of_many_are_those_of_one_by_one(scale, ratio):
+    draws = words(7, 0, 4000)
+    sizes = (words(8, 0, 8000) % np.uint64(90)).astype(np.int64).reshape(-1, 2) + 1
+    sizes[:1000] = 32
+    sizes[1000:1100, 0] *= 50  # where most tries are in vain
+    boxes, flips = crop_boxes(sizes, draws, scale, ratio)
+    found = [(*box, flip) for box, flip in zip(boxes.tolist(), flips.tolist(), strict=True)]
+    pairs = zip(sizes.tolist(), draws.tolist(), strict=True)
+    assert found == [crop_box(*size, draw, scale, ratio) for size, draw in pairs]
+    assert crop_boxes(sizes[:0], draws[:0], scale, ratio)[0].shape == (0, 4)
+
+
+MANY = [
+    RandomResizedCrop((16, 20), flip=True), CenterCrop(16), CenterCrop((16, 8), 20),
+    RandomResizedCrop(16, interpolation="lanczos", upright=False, scale=(0.5, 0.6)),
+    RandomResizedCrop(16, interpolation="nearest"), CenterCrop(16, fast=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("transform", MANY)
+@pytest.mark.parametrize("with_core", [True, False])
+def test_many_are_those_of_one_by_one(transform, with_core, monkeypatch):
+    if not with_core:
+        monkeypatch.setattr("shardio.native.core", None)
+    turned, data = Image.Exif(), []
+    turned[0x0112] = 6
+    for i in range(40):
+        pixels = scene(20 + i, 60 - i)
+        data.append(encoded(pixels, "JPEG", quality=60 + i, subsampling=i % 3))
+    data[3], data[9] = encoded(scene(30, 40), "PNG"), encoded(scene(30, 40), "JPEG", exif=turned)
+    data[7] = encoded(scene(30, 40).convert("L"), "JPEG")
+    draws = words(3, 0, 40)
+    out = np.zeros((40, *transform.shape, 3), np.uint8)
+    made = crop_many(transform, data, draws, out)
+    plain = transform.interpolation != "nearest" and not transform.fast
+    turns = 1 if transform.upright else 0
+    assert made == (39 - turns if plain and with_core and CORE is not None else 0)
+    for one, draw, row in zip(data, draws.tolist(), out, strict=True):
+        assert np.array_equal(transform(one, draw), row)
+    small = transform.limited(30 * 40 - 1)
+    with pytest.raises(DecodeError, match=r"1,199|1199"):
+        crop_many(small, [data[7]], draws[:1], out)
+    with pytest.raises(DecodeError):
+        crop_many(transform, [data[0], data[1][:200]], draws[:2], out)
 
 
 def test_tiny_images_are_cropped():

@@ -736,6 +736,73 @@ def test_many_wrong_arguments_raise():
             core.decode_many(blobs, out)
 
 
+def crops(blobs, boxes, flips, out, interpolation="bilinear"):
+    boxes, flips = np.array(boxes, np.float32).reshape(-1, 4), np.array(flips, bool)
+    return list(core.crop_many(blobs, boxes, flips, out, interpolation, LIMIT))
+
+
+def test_many_crops_are_those_of_one_by_one():
+    """Whatever came before: libjpeg keeps tables, and some images lack theirs, or fail."""
+    kinds = [
+        by_pil(97, 61), by_pil(97, 61, quality=20, optimize=True), by_pil(64, 80, progressive=True),
+        encoded_grey(97, 61), tile_jpeg(by_pil(97, 61), 7), by_pil(50, 50, subsampling=0),
+        tile_jpeg(encoded_grey(97, 61), 13), by_pil(97, 61, restart_marker_blocks=1),
+        by_pil(97, 61)[:-40] + b"\xff\xd9", by_pil(64, 80)[:300], b"", b"no image",
+    ]  # fmt: skip
+    kinds.append(kinds[0].replace(b"\xff\xdb", b"\xff\xed"))  # a JPEG without its tables
+    draw, made = random.Random(7), set()
+    for interpolation in FILTERS:
+        blobs = [draw.choice(kinds) for _ in range(60)]
+        boxes = []
+        for data in blobs:
+            width, height = (core.header(data) or (9, 9))[:2]
+            left, top = draw.uniform(0, width - 2), draw.uniform(0, height - 2)
+            boxes.append((left, top, draw.uniform(left + 1, width), draw.uniform(top + 1, height)))
+        flips = [draw.random() < 0.5 for _ in blobs]
+        out = np.full((61, 20, 17, 3), 7, np.uint8)
+        done = crops(blobs, boxes, flips, out, interpolation)
+        for data, box, flip, row, one in zip(blobs, boxes, flips, out, done, strict=False):
+            alone = np.full((20, 17, 3), 7, np.uint8)
+            assert cropped(data, box, alone[:, ::-1] if flip else alone, interpolation) == one
+            assert (row == alone).all()
+            made.add((kinds.index(data), one))
+        assert (out[60] == 7).all()
+    assert {(i, 1) for i in range(8)} | {(i, 0) for i in range(9, 13)} <= made
+    assert crops([], [], [], out) == []
+
+
+def test_wrong_arguments_of_many_crops_raise():
+    good, box = by_pil(32, 24), (0, 0, 32, 24)
+    out = np.full((2, 8, 9, 3), 7, np.uint8)
+    frozen = out.copy()
+    frozen.flags.writeable = False
+    for wrong in (out[:, ::-1], frozen, out[0], out[..., :2].copy(), out[:1], out.astype("i2")):
+        with pytest.raises((ValueError, BufferError)):
+            crops([good] * 2, [box] * 2, [0] * 2, wrong)
+    for blobs, boxes, flips in (([good] * 2, [box], [0] * 2), ([good], [box], [0] * 2),
+                                ([good, None], [box] * 2, [0] * 2), (5, [box], [0])):  # fmt: skip
+        with pytest.raises((TypeError, ValueError)):
+            crops(blobs, boxes, flips, out)
+    with pytest.raises(ValueError, match="no interpolation"):
+        crops([good], [box], [0], out, "nearest")
+    beyond = [(0, 0, 33, 24), (-1, 0, 9, 9), (5, 5, 5, 9), (0, 0, float("nan"), 9)]
+    for wrong_box in beyond:
+        assert crops([good, good], [wrong_box, box], [0, 1], out)[:2] == [0, 1]
+        assert (out[0] == 7).all() and not (out[1] == 7).all()
+    with pytest.raises(TypeError):
+        core.headers([good, None])
+
+
+def test_headers_are_those_of_one_by_one():
+    blobs = [by_pil(97, 61), encoded_grey(31, 8), b"", b"no image", by_pil(5, 6)[:30]]
+    blobs.append(
+        by_pil(9, 7, exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0")
+    )
+    found = np.frombuffer(core.headers(blobs), np.uint32).reshape(-1, 3).tolist()
+    assert found == [list(core.header(data) or (0, 0, 0)) for data in blobs]
+    assert found[0] == [97, 61, 1] and found[2] == [0, 0, 0] and found[-1][2] == 6
+
+
 # Damage ---------------------------------------------------------------------------------------
 
 
@@ -772,6 +839,7 @@ def try_all(data, draw, outs):
     cropped(data, tuple(v / scale for v in box), small, draw.choice(FILTERS), scale, 2**20)
     core.rewrite(data, draw.randint(0, 8), 2**20)
     core.decode_many([data, data], many)
+    crops([data, data], [box, box], [0, 1], np.empty((2, 20, 17, 3), np.uint8))
 
 
 def sources():

@@ -37,12 +37,13 @@ from support.raw_pixels import (
 )
 from support.small_datasets import flip, make, of_order
 from support.trees import shards
+from torch.utils.data import DataLoader
 
 import shardio
-from shardio import ShardDataset, formats, native
+from shardio import CenterCrop, RandomResizedCrop, ShardDataset, ShardLoader, formats, native
 from shardio.cli.main import main
 from shardio.dataset.collate import collate, empty
-from shardio.errors import DamageError
+from shardio.errors import DamageError, ShardioError
 from shardio.formats import manifest
 from shardio.formats.record import RecordShard
 from shardio.formats.sample import Sample
@@ -1072,6 +1073,72 @@ def test_jpegs_that_do_not_fit_are_left_to_the_ordinary_way(
     made = [at_once(batch) for batch in pending(data, many)]
     assert [one is None for one in made] == [False, True]
     same(made[0], collate([(image.pixels(jpeg(i)), i) for i in range(8)]))
+
+
+CROPS = [
+    {"transform": RandomResizedCrop(9, flip=True)},
+    {"transform": CenterCrop((6, 5), 7, interpolation="bicubic"), "decode": None},
+    {"transform": RandomResizedCrop(9), "tail": "exact", "where": {"label": list(range(3, 83))}},
+]
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("options", CROPS)
+def test_a_batch_of_crops_is_the_batch_of_its_items(
+    tmp_path: Path, options: dict[str, Any], many: bool
+) -> None:
+    kinds: list[Any] = [jpeg(1, 30, 20), jpeg(2, mode="L"), turned(), encoded(scene(3, 8, 12))]
+    odd = {i: {"image": kinds[i // 7]} for i in range(0, 28, 7)}
+    data = small(jpeg_data(tmp_path / "out", [50, 0, 33], odd), **options)
+    count = 0
+    for epoch in range(2):
+        data.set_epoch(epoch)
+        for whole, collated in both_ways(data, many):
+            same(whole, collated)
+            count += len(whole[1])
+    assert count == 2 * (80 if "where" in options else 83)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loaders_make_the_crops_of_the_items(tmp_path: Path, workers: int) -> None:
+    data = small(jpeg_data(tmp_path / "out", [80]), transform=RandomResizedCrop(9, flip=True))
+    made = []
+    for loader in (
+        ShardLoader(data, num_workers=workers),
+        DataLoader(data, batch_size=None, num_workers=workers),
+    ):
+        data.set_epoch(len(made))
+        made.append([(images.clone(), labels.clone()) for images, labels in loader])
+    assert at_once(next(pending(data, False))) is not None
+    items = small(tmp_path / "out", transform=RandomResizedCrop(9, flip=True), map=tuple)
+    for epoch, batches in enumerate(made):
+        items.set_epoch(epoch)
+        for batch, wanted in zip(batches, items, strict=True):
+            same(batch, wanted)
+
+
+@pytest.mark.parametrize("odd", [jpeg(0)[:-9], b"", None, b"no image"])
+def test_crops_that_cannot_be_made_are_left_to_the_ordinary_way(tmp_path: Path, odd: Any) -> None:
+    jpeg_data(tmp_path / "out", [16], {9: {"image": odd}})
+    data = small(tmp_path / "out", unit=1, shuffle=False, transform=CenterCrop(8))
+    assert [at_once(batch) is None for batch in pending(data, False)] == [False, True]
+    with pytest.raises(ShardioError, match="record 9 of the dataset"):
+        list(data)
+
+
+def test_other_crops_are_read_the_ordinary_way(tmp_path: Path) -> None:
+    jpeg_data(tmp_path / "out", [8])
+    crop = CenterCrop(8)
+    for options in (
+        {"map": list},
+        {"target_transform": str},
+        {"transform": CenterCrop(8, interpolation="nearest")},
+        {"transform": CenterCrop(8, fast=True)},
+        {"decode": "cuda"},
+        {"fields": ("label", "__key__", "image")},
+    ):
+        data = small(tmp_path / "out", **{"transform": crop, "decode": "pil"} | options)
+        assert all(at_once(batch) is None for batch in pending(data, False)), options
 
 
 def test_images_that_are_no_jpegs_are_soon_read_the_ordinary_way(

@@ -412,6 +412,8 @@ def test_keys_differ_by_purpose_order_and_number_of_parts():
 def test_draws_differ_by_seed_epoch_and_record():
     assert rng.draw(3, 4, 7) == naive_word(naive_key(5, 3, 4), 7)
     assert len({rng.draw(s, e, r) for s in range(9) for e in range(9) for r in range(9)}) == 729
+    records = np.array([7, 0, 2**40, 7])
+    assert rng.draws(3, 4, records).tolist() == [rng.draw(3, 4, r) for r in records.tolist()]
 
 
 def chi_square(counts: Counter, kinds: int, total: int) -> float:
