@@ -97,7 +97,9 @@ class Fetch:
         if plan.exact and remote and not epoch.shuffles_all:
             _warn_of_requests(share, reader.storage.url)
         self._lead = 0 if plan.in_memory else max(epoch.unit, math.ceil(plan.run / mean))
-        self._ahead = 0 if plan.in_memory else max(buffering.AHEAD, share.batch_size or 1)
+        self._ahead = 0 if plan.in_memory else share.batch_size or 1
+        if plan.exact:
+            self._ahead = max(buffering.AHEAD, self._ahead)
         self._ask_lead = 0  # records of a span that are asked for beyond those of batches drawn
         reader.storage.share(local_consumers)
         if plan.ahead_bytes and not plan.first:
@@ -111,7 +113,10 @@ class Fetch:
         gap = 0
         if self._all is not None and selection is not None:
             gap = gap_between(selection.numbers, mean)
-        self.buffer = Buffer(reader, plan, selection, lead=self._lead, gap=gap)
+        between = 0
+        if not (plan.exact or plan.budget or epoch.shuffles_all or selection):
+            between = int(plan.run * buffering.BETWEEN / mean)
+        self.buffer = Buffer(reader, plan, selection, lead=self._lead, gap=gap, between=between)
 
     @property
     def held_bytes(self) -> int:

@@ -144,6 +144,7 @@ class Buffer:
     selection  the records that the epoch is of; None: all
     lead       records that are held or announced beyond a window
     gap        unwanted records between two that are announced with them
+    between    records of a window between two of a batch that are announced with them
     """
 
     def __init__(
@@ -154,6 +155,7 @@ class Buffer:
         *,
         lead: int,
         gap: int,
+        between: int,
     ) -> None:
         self.held_bytes = 0  # of records that were read and not yet handed out
         # Whether shards read nothing ahead by themselves: records are read one by one, in no order,
@@ -162,7 +164,7 @@ class Buffer:
         self._reader, self._selection = reader, selection
         self._starts = reader.starts if selection is None else selection.starts
         self._mean = reader.mean_bytes
-        self._plan, self._lead, self._gap = plan, lead, gap
+        self._plan, self._lead, self._gap, self._between = plan, lead, gap, between
         self._early: set[int] = set()  # handed out before their block is read: not to be held
 
     def skip(self, span: Span, first: int) -> None:
@@ -178,7 +180,10 @@ class Buffer:
         return held
 
     def announce(self, rows: Places) -> None:
-        """Announce just these records, adjacent ones together. They are not held later."""
+        """Announce these records, adjacent ones together. They are not held later.
+
+        Where windows are announced, so is what lies between two of them, if it is little.
+        """
         if not rows.size:
             return
         numbers = rows[NUMBER]
@@ -189,7 +194,7 @@ class Buffer:
         order = numbers.argsort()
         numbers, shards = numbers[order], rows[SHARD][order]
         new = np.ones(len(numbers) + 1, bool)  # whether a stretch ends before each row
-        new[1:-1] = (numbers[1:] != numbers[:-1] + 1) | (shards[1:] != shards[:-1])
+        new[1:-1] = (np.diff(numbers) > 1 + self._between) | (shards[1:] != shards[:-1])
         firsts, lasts = np.flatnonzero(new[:-1]), np.flatnonzero(new[1:])
         shards = shards[firsts]
         starts = self._reader.starts[shards]
