@@ -34,6 +34,7 @@ NAMES = (
     "listing",
     "manifest",
     "scale",
+    "spans",
     "cluster",
     "order",
     "shuffle",

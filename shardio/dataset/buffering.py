@@ -39,6 +39,7 @@ import numpy as np
 
 from .. import native
 from ..formats.manifest import Manifest
+from ..order.epoch import Epoch
 from ..order.options import ALL_BYTES
 from ..order.partition import Partition, RowRanges
 from ..order.rng import Int64s
@@ -182,6 +183,12 @@ def _plan_remote(
             "page_cache", False, 0, RANGE, everything, 0, True, True, ahead_bytes=ahead
         )
     return BufferPlan("page_cache", True, 0, RANGE, ahead, 0, False, True, ahead_bytes=ahead)
+
+
+def requests_of_spans(epoch: Epoch, spans: int, mean_bytes: float) -> int:
+    """Estimate the requests to an object store for an epoch of so many spans that nobody shares."""
+    size, shards = epoch.records * mean_bytes, int((epoch.shard_records > 0).sum())
+    return spans * (math.ceil(size / spans / RANGE) + 1) + shards
 
 
 def reads_batches_in_core(manifest: Manifest) -> bool:

@@ -22,16 +22,21 @@ import numpy as np
 from ..errors import printable
 from ..formats.base import Shard
 from ..order import rng
-from ..order.partition import Partition, RowRanges
+from ..order.options import ALL_RECORDS, order_text
+from ..order.partition import Partition, RowRanges, unshared_spans
 from ..order.rng import Int64s, UInt64s
 from ..order.subset import Selection
 from ..stack import users_level
 from . import buffering, window
-from .buffering import BUFFER_BYTES, calls_per_record, gap_between, plan_buffering
+from .buffering import (
+    BUFFER_BYTES,
+    calls_per_record,
+    gap_between,
+    plan_buffering,
+    requests_of_spans,
+)
 from .reader import Part, Reader, Row
 from .window import NOWHERE, NUMBER, PLACE, All, Buffer, Places, Span
-
-_MANY = 100_000  # records, of which each is a request: worth a warning
 
 
 class Rows(NamedTuple):
@@ -95,7 +100,7 @@ class Fetch:
             calls_per_record=partial(calls_per_record, reader.manifest, selection),
         )
         if plan.exact and remote and not epoch.shuffles_all:
-            _warn_of_requests(share, reader.storage.url)
+            _warn_of_requests(share, mean, reader.storage.url)
         self._lead = 0 if plan.in_memory else max(epoch.unit, math.ceil(plan.run / mean))
         self._ahead = 0 if plan.in_memory else share.batch_size or 1
         if plan.exact:
@@ -314,20 +319,24 @@ class _Drawn(NamedTuple):
         return len(self.rows[NUMBER])
 
 
-def _warn_of_requests(share: Partition | RowRanges, url: str) -> None:
-    """Warn, by the first process of an epoch alone, that each record is a request of its own."""
-    if not isinstance(share, Partition) or share.epoch.records < _MANY:
+def _warn_of_requests(share: Partition | RowRanges, mean_bytes: float, url: str) -> None:
+    """Warn, by the first process of a run alone, where spans of their own save many requests.
+
+    Many: more than a dataset that is shuffled as a whole may cost by default. A run that goes on
+    is not warned: its spans are chosen.
+    """
+    epoch = share.epoch
+    if not isinstance(share, Partition) or share.rank or share.worker or epoch.epoch or share.start:
         return
-    processes = share.world_size * share.num_workers
-    if share.rank or share.worker or share.epoch.epoch or share.start:
+    spans = unshared_spans(share)
+    requests = requests_of_spans(epoch, spans, mean_bytes)
+    if epoch.records - requests <= ALL_RECORDS:
         return
-    fair = processes * share.batch_units
-    spans = fair * math.ceil(share.epoch.spans / fair)
     warnings.warn(
-        f"{printable(url)}: {processes:,} loader processes share {share.epoch.spans:,} spans, so "
-        "that each record is a request of its own. With "
-        f"order=shardio.Order(spans={spans}) each process has spans of its own, and asks for "
-        "ranges of 8 MiB; a cache does so with any order. Other spans are another order: choose "
-        "them before the first epoch (docs/remote.md)",
+        f"{printable(url)}: {share.world_size * share.num_workers:,} loader processes share "
+        f"{epoch.spans:,} spans, so that each record is a request of its own: {epoch.records:,} an "
+        f"epoch. With {order_text(share, spans=spans)} each process has spans of its own, and asks "
+        f"for ranges of 8 MiB: about {requests:,}; a cache does so with any order. Other spans are "
+        "another order: choose them before the first epoch (docs/remote.md)",
         stacklevel=users_level(),
     )

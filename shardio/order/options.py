@@ -244,6 +244,17 @@ def spans_of(nodes: int, node_spans: int) -> int:
     return -(-SPANS // period) * period
 
 
+def order_text(share: Partition, **change: int) -> str:
+    """Return the `order=` of a job with a change, to copy: other options stay as they are."""
+    epoch, size = share.epoch, share.batch_size or 1
+    values = {"spans": epoch.spans, "unit": epoch.unit, "nodes": epoch.nodes} | change
+    node_spans = 1 if values["nodes"] == 1 else max(1, size // values["unit"])
+    values["spans"] += -values["spans"] % (values["nodes"] * node_spans)
+    usual = {"spans": spans_of(values["nodes"], node_spans), "unit": default_unit(size), "nodes": 1}
+    told = {name: n for name, n in values.items() if name in change or n != usual[name]}
+    return f"order=shardio.Order({', '.join(f'{name}={n}' for name, n in told.items())})"
+
+
 def shuffled_whole(records: int | None, mean_bytes: float) -> bool:
     """Return whether the default is to shuffle all of so many records of this mean size."""
     if records is None:

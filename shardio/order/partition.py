@@ -276,6 +276,16 @@ def dealt(
     return turn
 
 
+def unshared_spans(share: Partition) -> int:
+    """Return the least number of spans, from today's on, of which each consumer has its own.
+
+    It suits nodes with shards of their own, too.
+    """
+    epoch, units = share.epoch, share.batch_units
+    own = math.lcm(share.world_size * share.num_workers * units, epoch.nodes * epoch.node_spans)
+    return -(-epoch.spans // own) * own
+
+
 def sharers(spans: int, consumers: int, batch_units: int) -> int:
     """Count the consumers that touch each span of an epoch that is long enough, at most.
 

@@ -13,12 +13,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dataset.buffering import KEPT, RUN
+from ..dataset.buffering import KEPT, RUN, requests_of_spans
 from ..dataset.reader import OPEN_SHARDS
 from ..formats import GROUPED
 from ..formats.foreign.row_groups import cache_bytes
 from ..order.epoch import Epoch
-from ..order.options import SHUFFLE_BUFFER
+from ..order.options import SHUFFLE_BUFFER, order_text
+from ..order.partition import unshared_spans
 from ..order.shuffle import SpanOrder
 from ..units import show_count, show_size
 from .cost import ORDER_BYTES, TrainingJob, divisors
@@ -31,9 +32,6 @@ _OFF: Final = 0.01  # of a uniform batch's mixture: less does not matter; as tun
 _LOOKED: Final = 64  # batches that a mixture is judged by
 _DRAW_US: Final = 0.03  # to make one draw of a span's order
 _GROUPED: Final = {  # options that are given in an object
-    "spans": "order=shardio.Order(spans={}), in new runs (it is part of the order)",
-    "unit": "order=shardio.Order(unit={})",
-    "nodes": "order=shardio.Order(nodes={}), in new runs (it is part of the order)",
     "buffer_bytes": "storage=shardio.Storage(buffer_bytes={})",
 }
 _REPACK: Final = "pack again with a {} --shard-size"
@@ -78,6 +76,12 @@ def _set(code: str, what: str, more: str = "", **change: int | str) -> Advice:
     shown = f'"{value}"' if isinstance(value, str) else value
     mend = _GROUPED.get(name, f"{name}={{}}").format(shown)
     return Advice(code, what, mend + more, change)
+
+
+def _reorder(code: str, what: str, job: TrainingJob, **change: int) -> Advice:
+    """Advise to set one option of the order."""
+    more = "" if "unit" in change else ", in new runs (it is part of the order)"
+    return Advice(code, what, order_text(job.share, **change) + more, change)
 
 
 # --- the rules ------------------------------------------------------------------------------------
@@ -202,11 +206,12 @@ def _in_class_order(job: TrainingJob) -> bool:
 def _order(job: TrainingJob) -> Iterator[Advice]:
     """Look at spans and windows."""
     epoch, spans, unit = job.epoch, job.epoch.spans, job.epoch.unit
-    if spans < job.consumers and epoch.shuffle_buffer != 1:
+    told = job.is_network and not epoch.shuffles_all  # by _network
+    if spans < job.consumers and epoch.shuffle_buffer != 1 and not told:
         sharers = job.reads.sharers
         what = f"{job.consumers:,} workers read from {spans:,} spans: up to {sharers:,} make the "
         what += f"order of the same one, some {max(1, sharers * _DRAW_US):,.0f} us a record"
-        yield _set("few_spans", what, spans=_spans(job, job.consumers))
+        yield _reorder("few_spans", what, job, spans=_spans(job, job.consumers))
     if epoch.shuffles_all or (epoch.shuffle_buffer or 0) <= 1:
         return
     span = max(1, epoch.units // spans) * unit  # the records of most spans, or a unit more
@@ -232,7 +237,7 @@ def _order(job: TrainingJob) -> Iterator[Advice]:
             yield _set("window_under_unit", what, more, shuffle_buffer=buffer)
         else:
             usable = [d for d in divisors(job.share.batch_size or 1) if d <= epoch.window]
-            yield _set("window_under_unit", what, unit=usable[-1])
+            yield _reorder("window_under_unit", what, job, unit=usable[-1])
 
 
 def _spans(job: TrainingJob, least: int) -> int:
@@ -254,7 +259,7 @@ def _nodes(job: TrainingJob) -> Iterator[Advice]:
         yield _set("nodes_mixed", what, batch_size=units * job.epoch.unit)
     else:
         what += f"the {job.world_size:,} ranks of {machines:,} machines do not divide so"
-        yield _set("nodes_mixed", what, nodes=machines)
+        yield _reorder("nodes_mixed", what, job, nodes=machines)
 
 
 def _network(job: TrainingJob) -> Iterator[Advice]:
@@ -266,21 +271,16 @@ def _network(job: TrainingJob) -> Iterator[Advice]:
         what = "a buffer of all records reads them at random, one request each, over the network"
         yield _set("all_on_network", what, shuffle_buffer=min(SHUFFLE_BUFFER, job.records // 2))
     elif sharers > 1 and not epoch.shuffles_all and epoch.shuffle_buffer != 1:
-        cost = "twice the bytes cross the network"
+        cost, spans = "twice the bytes cross the network", unshared_spans(job.share)
+        requests = requests_of_spans(epoch, spans, job.record_bytes)
         if job.plan.policy != "network":
-            cost = "records are read one by one, a request each"
+            cost = f"records are read one by one, {job.records:,} requests an epoch"
         what = f"{sharers:,} workers read from the same span: {cost}"
         if job.is_remote:
-            what += "; a cache directory (docs/remote.md) makes ranges of 8 MiB of them"
-        fitting = [
-            free // job.world_size
-            for free in job.free_consumers
-            if free % job.world_size == 0 and free < consumers <= 2 * free
-        ]
-        if fitting:
-            yield _set("shared_spans", what, num_workers=fitting[-1])
-        else:
-            yield _set("shared_spans", what, spans=_spans(job, consumers * job.share.batch_units))
+            what += f", instead of about {requests:,} for ranges of 8 MiB; a cache directory "
+            what += "(docs/remote.md) makes such ranges of them, too"
+        if not job.is_remote or requests < job.records:
+            yield _reorder("shared_spans", what, job, spans=spans)
     elif job.plan.budget:
         yield from _left_out(job)
     if job.shards < consumers:
@@ -357,7 +357,8 @@ def _files(job: TrainingJob) -> Iterator[Advice]:
     elif job.epoch.shuffles_all:
         yield Advice(code, what, _REPACK.format("larger"))
     elif limit < 2 * touched:
-        yield _set(code, what, spans=_spans(job, max(1, spans * limit // (2 * touched))))
+        fewer = _spans(job, max(1, spans * limit // (2 * touched)))
+        yield _reorder(code, what, job, spans=fewer)
     else:  # as TrainingJob.files_needed says it, for as many as there may be
         buffer = int(spans * (limit / touched - 1) * job.records / job.shards / 2)
         yield _set(code, what, shuffle_buffer=max(1, buffer // spans) * spans)

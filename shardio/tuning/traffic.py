@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from ..dataset.buffering import BufferPlan
+from ..dataset.buffering import BufferPlan, requests_of_spans
 from ..order.partition import Partition
 from ..storage.remote_file import RANGE
 from .text import Plain
@@ -67,8 +67,8 @@ def machine_traffic(
     fixed = local * opened + local_world_size  # ends of shards; manifests
     handed_out = everything * part
     if plan.policy == "remote":
-        spans = min(epoch.spans, share.touched * local)
-        requests = spans * (math.ceil(everything / epoch.spans / RANGE) + 1 + shards / epoch.spans)
+        part_of_all = min(1.0, share.touched * local / epoch.spans)
+        requests = part_of_all * requests_of_spans(epoch, epoch.spans, mean_bytes)
         sent = handed_out
     elif plan.first:
         sent = everything * local

@@ -24,7 +24,7 @@ from support.reading import batches, flat, keyed
 from shardio import OptionError, Order, ShardDataset, StateError
 from shardio.order.epoch import Epoch
 from shardio.order.options import RequestedOptions
-from shardio.order.partition import Partition
+from shardio.order.partition import Partition, sharers, unshared_spans
 
 Packed = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -288,6 +288,31 @@ def test_spans_are_a_multiple_of_the_blocks_by_default() -> None:
         (3, 64): (72, 4),
         (5, 48): (75, 3),
     }
+
+
+@cases(200)
+@given(
+    st.integers(1, 4), st.integers(1, 5), st.integers(1, 3), st.integers(1, 3), st.integers(1, 9)
+)
+def test_the_spans_for_a_job_are_the_fewest_from_its_own_on_that_nobody_shares(
+    nodes: int, ranks: int, workers: int, m: int, factor: int
+) -> None:
+    node_spans = 1 if nodes == 1 else m
+    cut = {"nodes": nodes, "node_spans": node_spans}
+    made = make([100] * 4, 0, 0, nodes * node_spans * factor, 1, 30, **cut)
+    spans = unshared_spans(Partition(made, m, world_size=ranks, num_workers=workers))
+    fits = range(made.spans, spans + 1, nodes * node_spans)
+    alone = ranks * workers == 1  # nothing is to be done then
+    assert alone or [n for n in fits if sharers(n, ranks * workers, m) == 1] == [spans]
+    epoch = make([2 * spans] * 4, 0, 0, spans, 1, 2, **cut)
+    readers: dict[int, set[tuple[int, int]]] = {}
+    for rank in range(ranks):
+        for worker in range(workers):
+            who = {"rank": rank, "world_size": ranks, "worker": worker, "num_workers": workers}
+            for batch in Partition(epoch, m, **who):
+                for span, _, _ in batch.pieces:
+                    readers.setdefault(span, set()).add((rank, worker))
+    assert {len(each) for each in readers.values()} == {1}
 
 
 def test_a_billion_records_start_quickly_and_take_little() -> None:

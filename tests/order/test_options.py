@@ -4,12 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import shardio
 from shardio import ShardDataset
 from shardio.errors import StateError
 from shardio.order import options
-from shardio.order.options import RequestedOptions, shuffled_whole
+from shardio.order.options import RequestedOptions, order_text, shuffled_whole
 
 Packed = Callable[..., Path]
 MIB = 1 << 20
@@ -101,3 +103,30 @@ def test_each_part_of_a_mixture_has_its_own(packed: Packed) -> None:
     again = ShardDataset.mix([whole, whole.select(range(40))], length=64)
     again.load_state_dict(mixed.state_dict(steps=2))
     assert [part.shuffle_buffer for part in again.options.parts] == [32, None]
+
+
+@pytest.mark.parametrize(
+    ("given", "change", "text"),
+    [
+        ({}, {"spans": 96}, "spans=96"),
+        ({"unit": 16}, {"spans": 96}, "spans=96, unit=16"),
+        ({"nodes": 2, "unit": 16}, {"spans": 96}, "spans=96, unit=16, nodes=2"),
+        ({"spans": 24}, {"unit": 8}, "spans=24, unit=8"),
+        ({"spans": 32, "nodes": 2}, {"nodes": 3}, "spans=48, nodes=3"),
+        ({"nodes": 2}, {"nodes": 3}, "nodes=3"),
+        ({"nodes": 2}, {"unit": 4}, "unit=4, nodes=2"),
+    ],
+    ids=str,
+)
+def test_the_text_of_an_order_makes_one_change_and_keeps_what_was_given(
+    given: dict[str, int], change: dict[str, int], text: str
+) -> None:
+    counts = np.full(8, 10_000)
+    options = RequestedOptions(batch_size=256, **given).resolve(1e5)
+    said = order_text(options.partition(options.epoch(counts, 0)), **change)
+    assert said == f"order=shardio.Order({text})"
+    pasted = vars(eval(said.removeprefix("order="), {"shardio": shardio}))
+    then = RequestedOptions(batch_size=256, **pasted).resolve(1e5)
+    then.epoch(counts, 0)  # which refuses what does not suit
+    kept = {"unit": options.unit, "nodes": options.nodes} | change
+    assert {name: getattr(then, name) for name in kept} == kept

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import shardio
 from shardio import Order, ShardDataset, ShardLoader, Storage
 from shardio.dataset import fetch
 from shardio.errors import WorkerError
+from shardio.order.options import ALL_RECORDS
 from shardio.storage import ranges
 
 RECORDS = 160
@@ -128,22 +130,72 @@ def test_requests_that_failed_in_a_dataloader_are_told(
     assert 0 < failed < figures.faults["500"] and failed < requests < figures.requests
 
 
-def test_spans_that_processes_share_are_warned_of_and_the_advice_helps(
-    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+def data_requests(proxy: FaultProxy, processes: int, order: Order, **options: Any) -> int:
+    """Count the ranges of records that so many processes of an epoch ask for, second ones aside."""
+    proxy.reset()
+    numbers: list[int] = []
+    for rank in range(processes):
+        there = dataset(proxy, order=order, rank=rank, world_size=processes, **options)
+        numbers += [label for _, batch in there for label in batch.tolist()]
+        ranges.close()
+    assert set(numbers) == set(range(RECORDS))
+    asked = {(one.path, one.range) for one in proxy.figures().log if one.path.endswith(".shard")}
+    last = {path: max(int(range.rpartition("-")[2]) for where, range in asked if where == path)
+            for path, _ in asked}  # fmt: skip
+    return sum(not range.endswith(f"-{last[path]}") for path, range in asked)  # no ends of shards
+
+
+def line_in(text: str) -> Order:
+    """Evaluate the `order=` of a text, as a user pastes it."""
+    [line] = re.findall(r"order=(shardio\.Order\([^)]*\))", text)
+    made: Order = eval(line, {"shardio": shardio})
+    return made
+
+
+@pytest.mark.parametrize(
+    ("processes", "given", "line"),
+    [
+        (3, Order(spans=4, unit=4), Order(spans=6)),
+        (3, Order(spans=4, unit=2), Order(spans=12, unit=2)),
+        (3, Order(spans=4, unit=4, nodes=2), Order(spans=12, nodes=2)),
+        (8, Order(spans=8), Order(spans=16)),
+    ],
+    ids=str,
+)
+def test_the_spans_of_the_warning_and_of_explain_save_the_requests_of_shared_ones(
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, processes: int, given: Order, line: Order
 ) -> None:
-    monkeypatch.setattr(fetch, "_MANY", RECORDS)
+    monkeypatch.setattr(fetch, "ALL_RECORDS", RECORDS // 2)
+    with pytest.warns(UserWarning, match=f"{processes} loader processes share") as told:
+        shared = data_requests(proxy, processes, given)
+    assert len(told) == 1  # the first process says it for all
+    explained = shardio.explain(dataset(proxy, order=given), num_workers=processes)
+    [advice] = [one for one in explained.warnings if one.code == "shared_spans"]
+    assert line_in(str(told[0].message)) == line_in(advice.mend) == line
+    assert advice.change == {"spans": line.spans}
+    assert shared > RECORDS / 2  # neighbours of a batch come together
+    alone = data_requests(proxy, 1, line)
+    # Of a span the ranges end where a batch of its process ends at first, and where a shard does.
+    assert (own := data_requests(proxy, processes, line)) <= alone + 2 * (line.spans or 0)
+    assert own < 0.6 * shared  # of spans of ten records; of long ones it is nearly nothing
 
-    def requests(rank: int, order: Order) -> int:
-        proxy.reset()
-        there = dataset(proxy, order=order, rank=rank, world_size=3)
-        assert sum(1 for _ in there) == 7
-        return proxy.figures().requests
 
-    shared = Order(spans=4, unit=4)
-    requests(1, shared)
-    assert not recwarn.list  # the first process says it for all
-    with pytest.warns(UserWarning, match=r"3 loader processes share 4 spans.*spans=6\)") as told:
-        single = requests(0, shared)
-    assert len(told) == 1
-    assert requests(0, Order(spans=6, unit=4)) < single / 2
-    assert not recwarn.list
+def test_it_is_warned_where_spans_of_their_own_would_save_many_requests(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    with shardio.Writer(tmp_path / "data", fields={"label": "int"}) as writer:
+        for number in range(ALL_RECORDS + 1000):
+            writer.write({"label": number})
+    with servers.nginx(tmp_path) as web:
+        there = ShardDataset(
+            f"{web.url}/data", batch_size=8, shuffle_buffer=100, rank=0, world_size=3
+        )
+        few = there.select(range(ALL_RECORDS + 100))  # their spans would take 133 requests
+        next(iter(few))
+        again = there.select(range(ALL_RECORDS + 1000))
+        again.set_epoch(1)
+        next(iter(again))  # the spans of a run that goes on are chosen
+        assert not recwarn.list
+        with pytest.warns(UserWarning, match=r"21,000 an epoch.*about 133;"):
+            next(iter(there))
+        ranges.close()

@@ -73,6 +73,7 @@ NAMES = (
     ),
     "shuffle",
     "scale",
+    "spans",
     "cluster",
     *(
         "compare",

@@ -497,6 +497,17 @@ def test_each_thing_to_change_is_named_alone_and_its_change_mends_it(name: str) 
     assert code not in codes(after)
 
 
+def test_shared_spans_by_url_ask_for_other_spans_and_not_for_fewer_workers() -> None:
+    job = {"is_network": True, "is_remote": True, "world_size": 8, "num_workers": 9}
+    e = told(PHOTOS, job, batch_size=256, nodes=2)
+    assert codes(e)[:1] == ["shared_spans"] and "few_spans" not in codes(e)
+    assert e.warnings[0].change == {"spans": 576}
+    assert e.warnings[0].mend.startswith("order=shardio.Order(spans=576, nodes=2),")
+    assert f"{PHOTOS.records:,} requests an epoch, instead of" in e.warnings[0].what
+    large = imagined([1000] * 8, 10_000_000)  # each is a range or two anyway
+    assert "shared_spans" not in codes(told(large, job, batch_size=8, shuffle_buffer=800))
+
+
 def merged(job: dict[str, Any], given: dict[str, Any], change: dict[str, Any]) -> Any:
     """Both with a change made; a unit that was not given follows batch_size."""
     job, given = dict(job), dict(given)
