@@ -8,6 +8,7 @@ across a fork. mmap_size lets SQLite read by mmap, as its page of that name advi
 from __future__ import annotations
 
 import sqlite3
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +23,7 @@ ONE = "SELECT image FROM images WHERE id = ?"
 class Sqlite(Opened):
     def _open(self) -> Callable[[int], bytes]:
         rows = _connect(self.path)
+        weakref.finalize(self, rows.close)  # Python 3.13 warns of those that nobody closes
         return lambda index: rows.execute(ONE, (index,)).fetchone()[0]
 
 

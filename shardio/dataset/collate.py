@@ -433,9 +433,8 @@ def _structure(item: Any) -> str:
 # Types of numpy that torch has as well.
 TENSORS = frozenset(
     (
-        *(np.bool_, np.uint8, np.int8, np.int16, np.int32, np.int64),
+        *(np.bool_, np.uint8, np.uint16, np.int8, np.int16, np.int32, np.int64),
         *(np.float16, np.float32, np.float64, np.complex64, np.complex128),
-        *([np.uint16] if hasattr(torch, "uint16") else []),  # from torch 2.3 on
     )
 )
 _ARRAYS = (np.ndarray, torch.Tensor)

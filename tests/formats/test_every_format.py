@@ -694,7 +694,8 @@ def test_damage_before_indexing_gives_content_or_an_error(made: Made, copy: Path
 
 
 def test_a_file_that_is_cut_short_under_its_reader_is_no_signal(made: Made, copy: Path) -> None:
-    assert program("cut", copy) == {"records": N, "errors": 0 if made.row.kept else N}
+    told = ("kept",) if made.row.kept else ()
+    assert program("cut", copy, *told) == {"records": N, "errors": 0 if made.row.kept else N}
 
 
 def test_killed_readers_leave_nothing(made: Made) -> None:

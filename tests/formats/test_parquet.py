@@ -106,6 +106,8 @@ EXPECTED = json.loads((GOLDEN / "expected.json").read_text())["files"]
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_golden_files_are_read_as_they_were_written(name: str, tmp_path: Path) -> None:
+    if name == "types.parquet" and int(pa.__version__.partition(".")[0]) < 26:
+        pytest.skip("pyarrow 18 to 25 cannot read null among lists of a fixed size")
     (tmp_path / name).write_bytes((GOLDEN / name).read_bytes())
     made = index(tmp_path)
     expected = EXPECTED[name]

@@ -84,27 +84,51 @@ def test_every_crop_is_pillow_s_bit_for_bit(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_the_reference_is_the_pillow_that_is_installed(name: str) -> None:
-    """Bit for bit: before Pillow 13 with rows first, later in one of the two orders of passes."""
+    """Bit for bit: rows first before Pillow 13, later the columns of tall pictures."""
     simd, late = pil_info()["name"] != "pillow", int(PIL.__version__.partition(".")[0]) >= 13
-    far, turned = 0, 0
-    for one in [Picture(seed) for seed in range(120 if late else 24)]:
+    far = 0
+    for one in [Picture(seed) for seed in range(120)]:
         turn = TURNS.get(one.orientation, UPRIGHT)
         size = SHAPE if turn.swap else SHAPE[::-1]
         image = Image.fromarray(one.pixels)
         theirs = np.asarray(image.resize(size, getattr(Image.Resampling, name.upper()), one.box))
-        rows, columns = (
-            np.abs(
-                pillow_resize.resized(one.pixels, size, one.box, name, columns_first=first)
-                - theirs.astype(int)
-            ).max()
-            for first in (False, True)
+        before, since = (
+            pillow_resize.resized(one.pixels, size, one.box, name, late=each).astype(int)
+            for each in (False, True)
         )
         # pillow-simd rounds both passes to fewer bits: one level each.
-        assert (min(rows, columns) if late else rows) <= (2 if simd else 0), str(one.place)
-        far, turned = max(far, rows), turned + (rows > columns)
-    if late and not simd:
-        # docs/device.md: bicubic and lanczos leave 0 to 255 at hard edges, which is cut in between.
-        assert turned and far == {"bicubic": 28, "lanczos": 50}.get(name, 1)
+        apart = int(np.abs((since if late else before) - theirs).max())
+        assert apart <= (2 if simd else 0), str(one.place)
+        far = max(far, int(np.abs(before - since).max()))
+    # docs/device.md: bicubic and lanczos leave 0 to 255 at hard edges, which is cut in between.
+    assert far == {"bicubic": 28, "lanczos": 50}.get(name, 1)
+
+
+@pytest.mark.parametrize(
+    ("whole", "size", "first"),
+    [
+        ((90, 90), (30, 30), False),
+        ((90, 151), (30, 30), True),  # lower by 121, narrower by 60
+        ((90, 150), (30, 30), False),
+        ((20, 40), (30, 39), True),  # wider
+        ((20, 30), (30, 30), False),
+    ],
+)
+def test_the_pass_that_comes_first_is_that_of_pillow(
+    whole: tuple[int, int], size: tuple[int, int], first: bool
+) -> None:
+    """From the size of the picture and of the result: edges show which of the two it was."""
+    assert pillow_resize.columns_first(whole, size) == first
+    pixels = np.random.default_rng(1).integers(0, 2, (*whole[::-1], 3), dtype=np.uint8) * 255
+    box = (0.5, 0.5, whole[0] - 0.5, whole[1] - 0.5)
+    before, since = (
+        pillow_resize.resized(pixels, size, box, "lanczos", late=late) for late in (False, True)
+    )
+    assert np.array_equal(before, since) != first
+    if pil_info()["name"] == "pillow":
+        late = int(PIL.__version__.partition(".")[0]) >= 13
+        theirs = Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS, box)
+        np.testing.assert_array_equal(np.asarray(theirs), since if late else before)
 
 
 def test_a_cut_in_its_place_gives_what_the_whole_gives() -> None:

@@ -191,6 +191,8 @@ def run(loader: str, loops: list[str]) -> None:
     for loop in loops:
         warnings.resetwarnings()
         warnings.filterwarnings("ignore", message="This DataLoader will create|'set_vital'")
+        # Python 3.12 warns of forks in a process with threads, which an earlier loader may have.
+        warnings.filterwarnings("ignore", message="This process .* is multi-threaded")
         ds = make(PATH)
         maker = LOADERS.get(loader, LOADERS["workers 2"])(ds)
         with heard() as said:

@@ -2,7 +2,8 @@
 
 After src/libImaging/Resample.c, line by line. Floats are its doubles, boxes its floats, and the
 sums its integers of 32 bits. Rows are resized first, as in Pillow before 13.0; later releases begin
-with the columns of some pictures. Between the two passes pixels are rounded, and cut to 0 to 255.
+with the columns of some pictures (`columns_first`). Between the two passes pixels are rounded, and
+cut to 0 to 255.
 """
 
 from __future__ import annotations
@@ -91,16 +92,27 @@ def along_rows(pixels: np.ndarray, weights: Sequence[tuple[int, np.ndarray]]) ->
     return out
 
 
+def columns_first(whole: tuple[int, int], size: tuple[int, int]) -> bool:
+    """Whether Pillow 13 begins with the columns; sizes: (width, height) of the picture, the result.
+
+    Of the whole picture, whatever the box is.
+    """
+    narrower, lower = whole[0] - size[0], whole[1] - size[1]
+    return lower > 0 and lower > 2 * narrower
+
+
 def resized(
     pixels: np.ndarray,
     size: tuple[int, int],
     box: Sequence[float],
     name: str,
     *,
-    columns_first: bool = False,
+    late: bool = False,
 ) -> np.ndarray:
-    """What Image.resize(size, name, box) makes of (h, w, 3) pixels; size: width, height."""
-    for axis in (1, 0) if columns_first else (0, 1):  # 0: along the rows
+    """What Image.resize(size, name, box) makes of (h, w, 3) pixels; late: that of Pillow 13."""
+    height, width = pixels.shape[:2]
+    columns = late and columns_first((width, height), size)
+    for axis in (1, 0) if columns else (0, 1):  # 0: along the rows
         weights = coefficients(pixels.shape[1 - axis], box[axis], box[axis + 2], size[axis], name)
         turned = pixels.transpose(1, 0, 2) if axis else pixels
         turned = along_rows(turned, weights)

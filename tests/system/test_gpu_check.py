@@ -603,7 +603,7 @@ def test_only_what_is_missing_is_installed_beside_what_is_there(tmp_path: Path) 
 
 def test_the_least_versions_are_those_of_pyproject() -> None:
     least = environment.least_versions((ROOT / "pyproject.toml").read_text())
-    assert least["torch"] == "2.2" and least["pytest"] == "8" and least["setuptools"] == "77"
+    assert least["torch"] == "2.3" and least["pytest"] == "8" and least["setuptools"] == "77"
 
 
 def test_without_a_compiler_it_goes_on_without_the_core(
