@@ -215,6 +215,29 @@ __main__.main(["probe", "--rehearse", "--out", {str(tmp_path)!r}])
     assert json.loads(result.read_text())["why"] == "the call was ended while it ran"
 
 
+@needs_cpu
+def test_a_program_does_not_outlive_a_call_that_is_ended_while_it_starts(tmp_path: Path) -> None:
+    code = f"""
+import os, signal, subprocess, sys
+from pathlib import Path
+from tools.gpu_check import limited
+class Popen(subprocess.Popen):
+    def __init__(self, *given, **options):
+        super().__init__(*given, **options)
+        print(self.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+subprocess.Popen = Popen
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+line = [sys.executable, "-c", "import time; time.sleep({LIMIT_S})"]
+limited.run(line, {LIMIT_S}, Path({str(tmp_path / "log")!r}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert "KeyboardInterrupt" in done.stderr
+    assert not Path(f"/proc/{int(done.stdout)}").exists()
+
+
 def test_a_part_without_time_is_not_begun(options: parts.Options) -> None:
     found = run(part("raise SystemExit('begun')"), options, left_s=0)
     assert found["status"] == "not run" and "--within" in found["why"]

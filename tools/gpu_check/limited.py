@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+ENDING = (signal.SIGINT, signal.SIGTERM)
 GRACE_S = 10.0  # to end by itself after an interrupt, which shows in the log where it was
 # A group, and not a session: who ends all of a session, as the end of a call may, ends a part too.
 GROUP: dict[str, Any] = (
@@ -60,17 +61,25 @@ def run(
     code: int | None = None
     with log.open("ab") as printed, (stdout or log).open("ab") as out:
         at = printed.tell()
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=printed,
-            env=env,
-            cwd=cwd,
-            **GROUP,
-        )
         before: dict[int, str] = {}
+        # Whoever ends the call while the program starts would leave it running, unknown to all.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=printed,
+                env=env,
+                cwd=cwd,
+                preexec_fn=_let_in,
+                **GROUP,
+            )
+        except BaseException:
+            _let_in()
+            raise
+        try:
+            _let_in()
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             before = family(process.pid)  # some may lose their parent in what follows
@@ -84,6 +93,10 @@ def run(
         file.seek(max(at, log.stat().st_size - TAIL))
         tail = file.read().decode(errors="replace")
     return Ended(code, time.monotonic() - began, tail)
+
+
+def _let_in() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
 
 def family(leader: int) -> dict[int, str]:
