@@ -200,6 +200,16 @@ def test_no_ignore_packs_what_is_ignored_otherwise(tmp_path: Path) -> None:
     assert content(tmp_path / "by-command") == content(tmp_path / "out")
 
 
+def test_no_ignore_is_refused_where_nothing_is_ignored(tmp_path: Path) -> None:
+    plant(tmp_path, {"src/a/1.jpg": JPEG, "list.csv": b"path,label\na/1.jpg,0\n"})
+    said = shardio(
+        "pack", tmp_path / "list.csv", tmp_path / "out", "--root", tmp_path / "src", "--no-ignore",
+        code=2,
+    ).stderr  # fmt: skip
+    assert "--no-ignore" in said and "a source of kind listing" in said
+    assert not (tmp_path / "out").exists()
+
+
 def test_links_to_files_and_folders_are_followed(tmp_path: Path) -> None:
     elsewhere = plant(tmp_path / "elsewhere", {"x.jpg": b"12345", "deep/y.jpg": JPEG})
     root = plant(tmp_path / "root", {"a/z.jpg": JPEG})

@@ -80,6 +80,8 @@ KINDS = {
     **{name: Kind(_foreign, _foreign_names, None) for name in FOREIGN if name != "imagefolder"},
 }
 
+_FOLDERS = ("imagefolder", "files", "trees")  # whose files are found by walking them
+
 
 def detect_kind(request: SourceRequest) -> SourceRequest:
     """Return a request with its kind, as asked for or by what lies there.
@@ -105,6 +107,11 @@ def split_names(request: SourceRequest) -> list[str]:
 def list_records(request: SourceRequest) -> Listings:
     """List the records of a source, by split. Raises SourceError, OptionError."""
     assert request.kind is not None
+    if not request.ignore and request.kind not in _FOLDERS:
+        raise OptionError(
+            f"--no-ignore: for folders that are packed as they are; of a source of kind "
+            f"{request.kind} nothing is ignored: leave it out"
+        )
     return KINDS[request.kind].list_records(request)
 
 
