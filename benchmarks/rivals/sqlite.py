@@ -23,8 +23,13 @@ ONE = "SELECT image FROM images WHERE id = ?"
 class Sqlite(Opened):
     def _open(self) -> Callable[[int], bytes]:
         rows = _connect(self.path)
-        weakref.finalize(self, rows.close)  # Python 3.13 warns of those that nobody closes
-        return lambda index: rows.execute(ONE, (index,)).fetchone()[0]
+
+        def read(index: int) -> bytes:
+            found: bytes = rows.execute(ONE, (index,)).fetchone()[0]
+            return found
+
+        weakref.finalize(read, rows.close)  # Python 3.13 warns of those that nobody closes
+        return read
 
 
 def write(folder: str, out: str) -> None:

@@ -134,9 +134,9 @@ class Server(socketserver.ThreadingTCPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say in one line what went wrong, unless the client has just gone away."""
+        """Say in one line what went wrong, unless the client has gone, or Ctrl-C closed this."""
         error = sys.exception() if sys.version_info >= (3, 11) else sys.exc_info()[1]
-        if not isinstance(error, (ConnectionError, TimeoutError)):
+        if request.fileno() >= 0 and not isinstance(error, (ConnectionError, TimeoutError)):
             text = printable(f"{type(error).__name__}: {error}", 1_000)
             print(f"shardio: view: {text}", file=sys.stderr)
 

@@ -216,3 +216,19 @@ def test_a_port_that_is_taken_is_named() -> None:
         Server(site, server.port)
     with pytest.raises(OptionError, match="--port 70000: "):
         Server(site, 70000)
+
+
+def test_what_goes_wrong_is_said_unless_the_connection_was_closed_here(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Ctrl-C may come just when a client's thread begins: the connection is closed under it."""
+    one, other = socket.socketpair()
+    with Server(site) as server, other:
+        for closed in (False, True):
+            if closed:
+                one.close()
+            try:
+                raise OSError(9, "Bad file descriptor")
+            except OSError:
+                server.handle_error(one, ("127.0.0.1", 1))
+    assert capsys.readouterr().err == "shardio: view: OSError: [Errno 9] Bad file descriptor\n"
