@@ -57,10 +57,6 @@ HELD_RUN = 128 << 10
 # Unwanted bytes between records of a selection that are read rather than sought over. Of 0.9 KB
 # records, warm, each 30th: 8.3 us a record, and 20 us with 64 KiB.
 GAP = 16 << 10
-# Of a run, between two records of a batch that are announced before their window is: it is wanted
-# soon, and without it each record is a request, and cuts a run of the window in two. Photographs of
-# 110 KB, half of 5,000 in the buffer: 1,885 requests an epoch, and 728 so.
-BETWEEN = 0.5
 LEAST_BLOCK = 64 << 10  # with less room than this per span, held blocks are not worth it
 BUFFER_BYTES = 256 << 20  # a machine's held windows on network file systems
 # Share of the available memory that announced windows may take; with more, the kernel drops pages
