@@ -199,13 +199,15 @@ def raw_pixels(manifest: Manifest, decoder: Decoder) -> Pixels | None:
     ):
         return None
     scalars = {name: _DTYPES[kinds[name]] for name in fields if name != IMAGE}
-    if (transform := decoder.only_crops) is not None:
-        small = manifest.mean_bytes < SMALL and manifest.options.get("encode") != "raw"
-        return SmallCrops(fields, scalars, *transform.shape, transform=transform) if small else None
+    crop = decoder.only_crops
     if manifest.options.get("encode") != "raw":
-        return SmallJpegs(fields, scalars) if manifest.mean_bytes < SMALL else None
+        if manifest.mean_bytes >= SMALL:
+            return None
+        if crop is not None:
+            return SmallCrops(fields, scalars, *crop.shape, transform=crop)
+        return SmallJpegs(fields, scalars)
     match manifest.options.get("pixels"):
-        case [int(height), int(width)] if min(height, width) > 0:
+        case [int(height), int(width)] if min(height, width) > 0 and crop is None:
             return RawPixels(fields, scalars, height, width)
     return None
 

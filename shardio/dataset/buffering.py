@@ -19,11 +19,11 @@ cheapest:
 
 A span that starts would announce its whole window at once, 1 GB in all for 10,000 photographs, and
 the first batch would wait behind it. So the first batches announce their own records, and what lies
-between them where that is little, one batch ahead, and the window grows RAMP records for each one
-handed out. A dataset of small records
-that is shuffled as a whole is one window, announced so from its first byte to its last. One of at
-most ALL_BYTES is announced before the first batch, or read, if it is on a network file system:
-sequential reads, on any storage, for one epoch's worth of which nobody waits long. Where
+between them up to a run, one batch ahead, and the window grows RAMP records for each one handed
+out. A dataset of small records that is shuffled as a whole is one window, announced so from its
+first byte to its last. One of at most ALL_BYTES is announced before the first batch, or read, if it
+is on a network file system: sequential reads, on any storage, for one epoch's worth of which nobody
+waits long. Where
 storage order does not help (larger records are shuffled as a whole, a span is shared with other
 machines, or memory is too short to keep the windows until they are used) all announcements are of
 that kind: the order is arithmetic, so what the next batches need is known.

@@ -255,9 +255,8 @@ class _Crop:
         self._alike = tuple(n for n in self.produces if functions.get(n) is _MAIN["pil"])
         self._together = transform.boxes is not None or len(self.produces) > 1
         self._shape = (*transform.shape, 3)
-        # Many can be made by one call then.
-        single = main == IMAGE and not (self._together or on_device or transform.fast)
-        self.alone = transform if single and transform.interpolation != "nearest" else None
+        single = main == IMAGE and not (self._together or on_device)
+        self.alone = transform if single and transforms.crops_many(transform) else None
 
     def __call__(self, sample: Sample, draw: int, number: int, progress: Progress | None) -> None:
         """Replace the images by their crops, the first one in `progress.out` where it fits.

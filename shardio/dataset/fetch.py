@@ -122,7 +122,7 @@ class Fetch:
         # each of them is a request, and cuts a run of the window in two. Photographs of 110 KB,
         # half of 5,000 in the buffer: 1,885 requests an epoch, and 434 so.
         between = 0
-        if not (plan.exact or plan.budget or epoch.shuffles_all or selection):
+        if not (plan.exact or plan.budget or epoch.shuffles_all) and selection is None:
             between = int(plan.run / mean)
         self.buffer = Buffer(reader, plan, selection, lead=self._lead, gap=gap, between=between)
 

@@ -500,6 +500,11 @@ def crop_boxes(
     return boxes, splitmix64(draws + np.uint64(GAMMA)) >> np.uint64(63) == 1
 
 
+def crops_many(transform: Transform) -> bool:
+    """Say whether the core crops many images by this transform in one call, where it was built."""
+    return transform.interpolation != "nearest" and not transform.fast
+
+
 def crop_many(
     transform: Transform,
     images: Sequence[bytes],
@@ -514,7 +519,7 @@ def crop_many(
     """
     core = native.core
     done = np.zeros(len(images), np.uint8)
-    if core is not None and transform.interpolation != "nearest" and not transform.fast:
+    if core is not None and crops_many(transform):
         limit = decode.MAX_PIXELS if transform.max_pixels is None else transform.max_pixels
         headers = np.frombuffer(core.headers(images), np.uint32).reshape(-1, 3).astype(np.int64)
         sizes, orientations = headers[:, :2], headers[:, 2]

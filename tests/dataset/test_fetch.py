@@ -530,6 +530,9 @@ def test_announcements_are_runs_of_adjacent_records(packed: Packed, policy: str)
     sizes = sorted(stop - start for _, start, stop in storage.announced)
     assert sizes[len(sizes) // 2] > 0.8 * buffering.RUN
     assert sizes[len(sizes) * 9 // 10] <= buffering.RUN
+    epoch, largest = got.share.epoch, int(got.reader.shard(0).sizes.max())
+    # The rows of a piece, and what lies between them: no more than its window moves through.
+    assert sizes[-1] <= (epoch.window + epoch.unit) * largest
 
 
 @pytest.mark.parametrize("policy", ["page_cache"], indirect=True)
