@@ -1,7 +1,7 @@
 """A SLURM of one machine for the tests: munged, slurmctld and slurmd of Debian, on loopback.
 
     with slurm.cluster() as variables:
-        subprocess.run(["sbatch", "--wait", ...], env=variables)
+        subprocess.run(["sbatch", ...], env=variables)
 
 All three run in the foreground as children of the test, and are stopped by their process ids.
 """
