@@ -61,7 +61,8 @@ def submit(cluster: dict[str, str], script: Path, restarts: int) -> str:
         line = run(["scontrol", "show", "job", "--oneliner", job]).stdout
         shown = dict(word.split("=", 1) for word in line.split() if "=" in word)
         state, again = shown["JobState"], int(shown["Restarts"]) >= restarts
-        if state == "PENDING" and shown["Reason"] == "BeginTime" and restarts and again and not told:
+        waits = state == "PENDING" and shown["Reason"] == "BeginTime"
+        if waits and restarts and again and not told:
             run(["scontrol", "update", f"JobId={job}", "StartTime=now+2"])
             told = True
         if state in ENDED and again:
