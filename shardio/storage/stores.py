@@ -21,6 +21,7 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from ipaddress import IPv6Address
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
@@ -98,7 +99,10 @@ class Store:
         scheme, _, rest = self.url.partition("://")
         if scheme.lower() in ("http", "https"):
             try:
-                return (self.url if urlsplit(self.url).hostname else ""), ""
+                parts = urlsplit(self.url)
+                if "[" in parts.netloc:  # Python before 3.11.4 takes any text in brackets
+                    IPv6Address(parts.hostname or "")
+                return (self.url if parts.hostname else ""), ""
             except ValueError:  # of [, and what is behind it
                 return "", ""
         if scheme.lower() == "hf":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import json
 import math
 import re
@@ -196,6 +197,7 @@ def eager(patch: pytest.MonkeyPatch, names: dict[str, Any]) -> None:
         def replay(self) -> None:
             names["step"]()
 
+    importlib.import_module("torch._dynamo")  # as it is imported, torch 2.3 asks for a class
     patch.setattr(torch.cuda, "Stream", lambda: None)
     patch.setattr(torch.cuda, "synchronize", lambda: None)
     patch.setattr(torch.cuda, "CUDAGraph", Graph)

@@ -57,7 +57,7 @@ def street() -> None:
             pixels[:, : 20 + i] = 1
             pixels[20 + i :, 40:] = 2
             pixels[:3] = 255
-            mask = Image.fromarray(pixels, "P")
+            mask = Image.fromarray(pixels)
             mask.putpalette([value for colour in range(256) for value in (255 - colour, colour, 7)])
             for folder in ("images", "masks"):
                 Path("street", split, folder).mkdir(parents=True, exist_ok=True)

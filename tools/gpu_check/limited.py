@@ -6,19 +6,14 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 GRACE_S = 10.0  # to end by itself after an interrupt, which shows in the log where it was
-# A group, and not a session: who ends all of a session, as the end of a call may, ends a part too.
-GROUP: dict[str, Any] = (
-    {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
-)
 TAIL = 4_000  # bytes of the log that a result keeps
 
 
@@ -72,8 +67,7 @@ def run(
                 stderr=printed,
                 env=env,
                 cwd=cwd,
-                preexec_fn=_let_in,
-                **GROUP,
+                preexec_fn=_begin,
             )
         except BaseException:
             _let_in()
@@ -93,6 +87,15 @@ def run(
         file.seek(max(at, log.stat().st_size - TAIL))
         tail = file.read().decode(errors="replace")
     return Ended(code, time.monotonic() - began, tail)
+
+
+def _begin() -> None:
+    """Make the program the leader of a group.
+
+    Not of a session: who ends all of a session, as the end of a call may, ends a part too.
+    """
+    os.setpgrp()
+    _let_in()
 
 
 def _let_in() -> None:
