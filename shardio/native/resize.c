@@ -82,6 +82,7 @@ bool core_plan_make(core_plan *plan, int size, float begin, float end, int resul
     plan->taps = (plan->taps + 3) / 4 * 4; /* four are taken at a time */
     size_t taps = (size_t)plan->taps;
     double *weights = malloc(taps * sizeof *weights * (size_t)result);
+    double narrow = 1.0 / wide; /* as Pillow: at a box's very edge a division rounds otherwise */
     plan->weights = calloc((size_t)result * taps, sizeof *plan->weights);
     plan->fine = calloc((size_t)result * taps * 2, sizeof *plan->fine);
     double most = 0.0;
@@ -89,7 +90,7 @@ bool core_plan_make(core_plan *plan, int size, float begin, float end, int resul
         double centre = begin + (i + 0.5) * scale, sum = 0.0;
         double *row = weights + (size_t)i * taps;
         for (int k = 0; k < plan->count[i]; k++)
-            sum += row[k] = weight(filter, (k + plan->first[i] - centre + 0.5) / wide);
+            sum += row[k] = weight(filter, (k + plan->first[i] - centre + 0.5) * narrow);
         for (int k = 0; k < plan->count[i]; k++) {
             row[k] = sum != 0.0 ? row[k] / sum : row[k];
             most = row[k] > most ? row[k] : most;

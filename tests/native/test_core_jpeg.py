@@ -24,6 +24,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support import pillow_resize
 
 import shardio.images.decode
 from shardio import CenterCrop, RandomResizedCrop, native
@@ -38,6 +39,7 @@ needs_cjpeg = pytest.mark.skipif(
     reason="cjpeg and jpegtran are missing (apt-get install libjpeg-turbo-progs)",
 )
 
+SIDES = ((8, 60), (60, 260), (8, 80), (8, 80))  # of a tall picture, and of its result
 FILTERS = ("bilinear", "bicubic", "lanczos", "box", "hamming")
 SAMPLINGS = ("1x1", "2x1", "2x2", "1x2", "4x1", "4x2", "3x1", "2x2,1x2,1x2", "2x2,2x1,1x2", "grey")
 LIMIT = 2**28
@@ -157,6 +159,36 @@ def test_resize_is_within_one_level_of_pillows(tiled, interpolation, target, cor
         again = np.empty_like(out)
         assert cropped(plain, box, again, interpolation)
         assert (again == out).all()
+
+
+@needs_cjpeg
+@pytest.mark.parametrize("interpolation", FILTERS)
+def test_resize_is_within_one_level_of_pillow_s_before_13_also_of_tall_pictures(interpolation):
+    """Of noise and of hard edges, where Pillow 13 cuts values beyond 0 to 255 in other places."""
+    near = far = 0
+    for seed in range(60):
+        draw = np.random.default_rng(seed)
+        width, height, *size = (int(draw.integers(*ends)) for ends in SIDES)
+        if seed == 0:  # box: some pixels lie at the very edge of what a pixel is made of
+            width, height, size = 45, 125, [24, 79]
+        pixels = draw.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        if seed % 3:
+            pixels = pixels[:, :, :1].repeat(3, 2) // 128 * 255
+        if seed % 3 == 2:
+            pixels = pixels[::8, ::8].repeat(8, 0).repeat(8, 1)[:height, :width]
+        data = io.BytesIO()
+        Image.fromarray(pixels).save(data, "JPEG", quality=100, subsampling=0)
+        whole, box = decoded(data.getvalue()), (0.5, 0.25, width - 0.5, height - 0.75)
+        out = np.empty((size[1], size[0], 3), np.uint8)
+        assert cropped(data.getvalue(), box, out, interpolation)
+        before, since = (
+            pillow_resize.resized(whole, tuple(size), box, interpolation, late=late)
+            for late in (False, True)
+        )
+        near, far = max(near, apart(out, before)), max(far, apart(out, since))
+    # docs/device.md: from Pillow 13 as far as Pillow 12 is.
+    least, most = {"bicubic": (20, 28), "lanczos": (40, 50)}.get(interpolation, (1, 1))
+    assert near <= 1 and least <= far <= most
 
 
 @functools.cache
