@@ -123,7 +123,7 @@ def overlay(data: bytes, side: int | None, max_pixels: int | None) -> Picture:
     if image.mode == "P" and (own := image.getpalette("RGB")):
         palette = np.array(own, np.uint8).reshape(-1, 3)[:256]
         table[: len(palette), :3] = palette
-    return _saved(pil_module().fromarray(table[classes.astype(np.int64) % 256], "RGBA"), "PNG")
+    return _saved(pil_module().fromarray(table[classes.astype(np.int64) % 256]), "PNG")
 
 
 @cache

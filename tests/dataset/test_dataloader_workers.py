@@ -294,8 +294,10 @@ CTRL_C = [
 
 def ctrl_c(folder: Path, method: str, kept: str, how: str, after: str) -> None:
     before = programs.shared_memory()
+    epoch, step = (int(word) for word in re.findall(r"\d+", after))
+    last = f"epoch {epoch} step {min(step + 2, STEPS - 1)}."
     program = Program(
-        *(worker_programs.__file__, "train", folder, method, kept),
+        *(worker_programs.__file__, "train", folder, method, kept, last),
         limit_s=LIMIT_S,
         terminal=how == "terminal",
     )

@@ -1,6 +1,6 @@
 """Trainings that test_workers.py interrupts, and one that kills its own workers.
 
-    worker_programs.py train DATA METHOD new|persistent [transform]
+    worker_programs.py train DATA METHOD new|persistent [LAST LINE]
     worker_programs.py kill DATA METHOD SEED COUNT
 
 `train` prints a line for each batch, for ever; METHOD is fork or spawn, or none: without workers.
@@ -14,6 +14,7 @@ import os
 import random
 import signal
 import sys
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -45,7 +46,8 @@ def numbers(batch: Any) -> list[int]:
     return batch[0][:, 0, 0, 0].tolist()
 
 
-def train(folder: str, method: str, kept: str) -> None:
+def train(folder: str, method: str, kept: str, last: str = "") -> None:
+    """Train, up to a line: an interrupt that Python's own calls at a fork get would be lost."""
     programs.take_terminal()
     dataset = images(folder)
     workers = 0 if method == "none" else WORKERS
@@ -59,7 +61,10 @@ def train(folder: str, method: str, kept: str) -> None:
     for epoch in itertools.count():
         dataset.set_epoch(epoch)
         for step, _ in enumerate(loader):
-            print(f"epoch {epoch} step {step}.", flush=True)
+            line = f"epoch {epoch} step {step}."
+            print(line, flush=True)
+            while line == last:
+                time.sleep(1)
 
 
 def kill(folder: str, method: str, seed: str, count: str) -> None:
