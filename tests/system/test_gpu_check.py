@@ -178,7 +178,8 @@ def test_a_part_over_its_limit_is_ended_with_all_that_it_started(
 import subprocess, time
 child = subprocess.Popen(["sleep", "600"], start_new_session=True)
 open({str(pid)!r}, "w").write(str(child.pid))
-time.sleep(600)
+while True:
+    time.sleep(0.1)  # an interrupt just before a sleep is seen after it
 """
     found = run(part(code, limit_s=0.5), options)
     assert found["status"] == "over its limit" and found["exit_code"] is None
@@ -195,7 +196,7 @@ import os, sys
 from pathlib import Path
 from tools.gpu_check import __main__, environment, parts
 environment.WORK = parts.WORK = Path({str(tmp_path)!r})
-line = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
+line = "import os, sys, time; print(os.getpid(), flush=True)\\nwhile True: time.sleep(0.1)"
 command = lambda options, out: [sys.executable, "-c", line]
 parts.PARTS["probe"] = parts.PARTS["probe"]._replace(command=command)
 environment.prepare = lambda carried, log: (dict(os.environ), {{"core": {{"what": ""}}}})
