@@ -27,7 +27,9 @@ def test_it():
 """
 
 
-def suite(folder: Path, does: str, *options: str) -> "subprocess.CompletedProcess[str]":
+def suite(
+    folder: Path, does: str, *options: str, **variables: str
+) -> "subprocess.CompletedProcess[str]":
     """Run a suite of one test with the conftest of this one, in a temporary directory."""
     tests, machine = folder / "tests", folder / "m"
     tests.mkdir()
@@ -37,7 +39,11 @@ def suite(folder: Path, does: str, *options: str) -> "subprocess.CompletedProces
     line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull]
     line += ["--rootdir", str(folder), "--basetemp", str(folder / "base"), *options, str(tests)]
     env = environment(
-        TMPDIR=str(machine), HOME=str(folder), DATA=str(machine / "data"), PYTEST_ADDOPTS=""
+        TMPDIR=str(machine),
+        HOME=str(folder),
+        DATA=str(machine / "data"),
+        PYTEST_ADDOPTS="",
+        **variables,
     )
     return subprocess.run(line, env=env, capture_output=True, text=True, timeout=LIMIT_S)
 
@@ -48,7 +54,7 @@ def test_the_end_fails_where_a_test_leaves(tmp_path: Path, what: str) -> None:
     said, does = LEFT[what]
     before = set(os.listdir("/dev/shm"))
     try:
-        done = suite(tmp_path, does)
+        done = suite(tmp_path, does, SUITE_GRACE_S="1")
     finally:
         for name in set(os.listdir("/dev/shm")) - before:
             if name.startswith("left-"):
