@@ -23,6 +23,7 @@ from .resnet import training_step
 
 KINDS = (LOADER, PREFETCH, RESIDENT, TIMM, PINNED, PLAIN)
 SKIPPED = 4  # first steps of a round, while workers start
+READY, TIMES = 8, 6  # batches that lie ready beside two a worker; those counted of so many
 BEHIND = 2  # steps that the GPU may be behind the host
 TRACED, DRAWN = 12, 5  # steps
 NEXT_MS = 0.3  # what is promised of a batch that is there
@@ -160,14 +161,17 @@ class _Entry:
         }
 
     def empty(self) -> float:
-        """Take an epoch and do nothing: images/s."""
-        began = 0.0
-        count = 0
-        for i, _ in enumerate(self.feed.epoch()):
-            if i == SKIPPED:
-                began = done(self.scale.device)
-            count += i > SKIPPED
-        return count * self.scale.batch / (done(self.scale.device) - began)
+        """Take batches and do nothing, many more than can lie ready: images/s."""
+        ready = 2 * self.scale.workers + READY
+        batches, steps = forever(self.feed), TIMES * ready
+        for _ in range(ready):
+            next(batches)
+        began = done(self.scale.device)
+        for _ in range(steps):
+            next(batches)
+        seconds = done(self.scale.device) - began
+        batches.close()
+        return steps * self.scale.batch / seconds
 
     def trace(self) -> dict[str, Any]:
         """Train some steps under the profiler."""

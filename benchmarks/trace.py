@@ -16,6 +16,7 @@ from __future__ import annotations
 import gzip
 import json
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,7 +176,8 @@ def record(ask: Callable[[], Any], step: Callable[[Any], None], steps: int, devi
     if device == "cuda":
         kinds.append(profiler.ProfilerActivity.CUDA)
     warm_up = 3
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*clears events at the end of each cycle")
         path = f"{folder}/trace.json"
         with profiler.profile(
             activities=kinds,

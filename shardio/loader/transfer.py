@@ -129,7 +129,7 @@ class StreamTransfer(Transfer):
                 self._stream.wait_event(ready)
             for tensor in tensors:
                 if tensor.device == self.device:
-                    tensor.record_stream(self._stream)
+                    _record(tensor, self._stream)
             staged, buffer = self.staging.stage(tensors)
             try:
                 there = walk(
@@ -223,7 +223,7 @@ class _StreamBatch(DeviceBatch):
         # the user lets go would be the next batch's while the consumer's kernels still read it.
         for tensor in _tensors(self.batch):
             if tensor.device == self.transfer.device:
-                tensor.record_stream(consumer)
+                _record(tensor, consumer)
         return self.transfer.step(consumer)
 
 
@@ -285,6 +285,25 @@ def _tensors(batch: Any) -> list[torch.Tensor]:
 
     walk(batch, note)
     return found
+
+
+def _record(tensor: torch.Tensor, stream: Any) -> None:
+    """Tell the allocator that a stream reads a tensor's memory."""
+    for part in strided_parts(tensor):
+        part.record_stream(stream)
+
+
+def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the strided tensors that one of any layout consists of: it, or indices and values."""
+    if tensor.layout is torch.strided:
+        return [tensor]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return []
 
 
 def _has_crops(batch: Any) -> bool:

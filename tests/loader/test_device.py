@@ -11,6 +11,7 @@ import copy
 import gc
 import pickle
 import re
+import warnings
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ from shardio.loader import pinned
 from shardio.loader.device import DeviceOptions, DevicePrefetcher, Target, prefetch
 from shardio.loader.device_crops import Cropper
 from shardio.loader.pinned import is_page_locked, locked_bytes, page_lock, page_unlock
-from shardio.loader.transfer import DeviceBatch, Transfer
+from shardio.loader.transfer import DeviceBatch, Transfer, strided_parts
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -827,9 +828,29 @@ def test_gaps_and_odd_layouts_are_copied_whole() -> None:
         assert there.is_cuda and torch.equal(there.cpu().to_dense(), here.to_dense())
 
 
+def test_a_tensor_of_any_layout_is_recorded_by_what_it_consists_of() -> None:
+    """The allocator is told of each part: `record_stream` takes strided tensors alone."""
+    plain = torch.eye(4)
+    layouts = (
+        torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc,
+    )  # fmt: skip
+    for layout in layouts:
+        size = (2, 2) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch: they are in beta
+            sparse = plain.to_sparse(layout=layout, blocksize=size)
+        parts = strided_parts(sparse)
+        assert all(part.layout is torch.strided and part.numel() for part in parts)
+        assert sum(part.sum() for part in parts if part.is_floating_point()) == plain.sum()
+        assert len(parts) == (2 if layout is torch.sparse_coo else 3)
+    assert strided_parts(plain) == [plain]
+
+
 @gpu
 def test_leaving_early_on_the_gpu_leaves_nothing() -> None:
     source = [(pictures(8, (64, 64)), torch.zeros(8)) for _ in range(10)]
+    gc.collect()  # of tests before this one
+    torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     for batch in prefetch(source, "cuda", ahead=3):
         assert on_gpu(batch)

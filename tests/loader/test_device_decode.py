@@ -7,6 +7,7 @@ at the end; it is skipped where there is none, and says so.
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -536,8 +537,10 @@ def test_the_resize_never_waits_for_the_gpu() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     pictures = [decode_by_pil(file).to(device) for file in crops.files]
     out = torch.empty((10, *SHAPE, 3), dtype=torch.uint8, device=device)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch: it is a prototype
+            torch.cuda.set_sync_debug_mode("error")
         resample(pictures, crops.places, crops.interpolation, out)
     finally:
         torch.cuda.set_sync_debug_mode("default")

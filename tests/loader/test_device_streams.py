@@ -161,6 +161,7 @@ def test_the_overlap_is_read_off_a_trace() -> None:
 
 
 @gpu
+@pytest.mark.filterwarnings("ignore:.*clears events at the end of each cycle")
 def test_copies_run_beside_the_step_in_a_trace(tmp_path: Path) -> None:
     from torch.profiler import ProfilerActivity, profile
 
