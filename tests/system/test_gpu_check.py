@@ -588,6 +588,31 @@ def test_torch_is_not_collected_but_all_else_that_is_needed() -> None:
     assert "nvidia-nvjpeg-cu12" in collect.wanted("12", [])
 
 
+@pytest.mark.parametrize(
+    "listing",
+    [
+        "Package  Version\n-------- -------\nPillow   12.3.0\npip      25.1\nMarkup_Safe 3.0\n",
+        "pillow==12.3.0\ntorch==2.11.0+cu130\nmarkup.safe @ file:///wheels/x.whl\n",
+    ],
+    ids=["pip list", "pip freeze"],
+)
+def test_what_the_machine_has_is_left_out(listing: str, tmp_path: Path) -> None:
+    file = tmp_path / "listing"
+    file.write_text(listing)
+    found = collect.present(file)
+    assert {"pillow", "markup-safe"} <= found and "package" not in found
+    assert "pillow" in collect.wanted("13", [])
+
+
+@pytest.mark.parametrize("text", [None, "numpy 2.5\n", b"\xff\xfe"])
+def test_what_is_no_listing_is_refused(text: str | bytes | None, tmp_path: Path) -> None:
+    file = tmp_path / "listing"
+    if text is not None:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(collect.CollectError, match="--without-present"):
+        collect.present(file)
+
+
 def wheel(folder: Path, name: str, version: str) -> None:
     """Make a wheel that holds one module, whose `version` is this one."""
     about = f"{name}-{version}.dist-info"

@@ -66,13 +66,19 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--without", nargs="+", default=[], metavar="NAME", help="wheels to leave out"
     )
+    parser.add_argument(
+        "--without-present", type=Path, metavar="LISTING",
+        help="leave out what is there: a file with what `pip list` or `pip freeze` prints there",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     try:
         if not re.fullmatch(r"3\.\d+", options.python):
             raise CollectError(f"--python is {options.python!r}: expected a version like 3.12")
+        there = present(options.without_present) if options.without_present else set()
+        wheels = [one for one in wanted(options.cuda, options.without) if one not in there]
         rows = collect(
             options.folder.resolve(),
-            wheels=wanted(options.cuda, options.without),
+            wheels=wheels,
             python=options.python,
             limit=size_of(options.limit),
             data=options.data,
@@ -126,6 +132,25 @@ def wanted(cuda: str, without: Sequence[str]) -> list[str]:
     if unknown := set(without) - set(every):
         raise CollectError(f"--without {min(unknown)}: there are {', '.join(every)}")
     return [name for name in every if name not in without]
+
+
+def present(listing: Path) -> set[str]:
+    """Return the distributions that a listing of pip names, as `wanted` writes them."""
+    try:
+        lines = listing.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CollectError(f"--without-present {listing}: {error}") from error
+    names = {
+        re.sub(r"[-_.]+", "-", found[1]).lower()
+        for line in lines
+        if (found := re.match(r"([A-Za-z0-9][\w.-]*)(?:==| +\d| @ )", line))
+    }
+    if "pip" not in names and "torch" not in names:
+        raise CollectError(
+            f"--without-present {listing}: neither pip nor torch is in it; expected what "
+            "`pip list` or `pip freeze` prints on the GPU machine"
+        )
+    return names
 
 
 def collect_wheels(folder: Path, names: Sequence[str], python: str) -> list[Row]:
