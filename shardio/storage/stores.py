@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from ipaddress import IPv6Address
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from ..errors import DependencyError, OptionError, printable
 from . import credentials, store_options
@@ -99,10 +99,7 @@ class Store:
         scheme, _, rest = self.url.partition("://")
         if scheme.lower() in ("http", "https"):
             try:
-                parts = urlsplit(self.url)
-                if "[" in parts.netloc:  # Python before 3.11.4 takes any text in brackets
-                    IPv6Address(parts.hostname or "")
-                return (self.url if parts.hostname else ""), ""
+                return (self.url if _split(self.url).hostname else ""), ""
             except ValueError:  # of [, and what is behind it
                 return "", ""
         if scheme.lower() == "hf":
@@ -172,6 +169,17 @@ class Store:
             return self, ""
         root, _, name = self.url.rstrip("/").rpartition("/")
         return replace(self, url=root), name
+
+
+def _split(url: str) -> SplitResult:
+    """Return the parts of a URL. Raises ValueError where brackets hold no address.
+
+    Python before 3.11.4 takes any text in them.
+    """
+    parts = urlsplit(url)
+    if "[" in parts.netloc:
+        IPv6Address(parts.hostname or "")
+    return parts
 
 
 def _quote(path: str, safe: str = "/") -> str:
@@ -306,7 +314,7 @@ def _allow_http(common: dict[str, Any], endpoint: Any) -> None:
     """
     url = str(endpoint or "")
     try:
-        is_url = bool(re.match(r"https?://[^\s/]\S*$", url)) and urlsplit(url).port != 0
+        is_url = bool(re.match(r"https?://[^\s/]\S*$", url)) and _split(url).port != 0
     except ValueError:  # of a port, or [, or a password with / in it
         is_url = False
     if url and not is_url:

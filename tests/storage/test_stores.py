@@ -854,7 +854,12 @@ def test_a_url_with_keys_in_it_is_refused_without_them() -> None:
         with pytest.raises(OptionError) as refused:
             locate(url)
         assert "SEC" not in str(refused.value) and "RET" not in str(refused.value)
-    for endpoint in ("me:SECRET@host", "http://me:SEC/RET@host", "https://me:S?ECRET@host"):
+    for endpoint in (
+        "me:SECRET@host",
+        "http://me:SEC/RET@host",
+        "https://me:S?ECRET@host",
+        "http://[x]/host",
+    ):
         with pytest.raises(OptionError, match=r"'.*host'") as refused:
             stores.open_store(Store("s3://bucket/a", {"endpoint": endpoint, "region": "x"}))
         assert "SEC" not in str(refused.value) and "RET" not in str(refused.value)

@@ -62,7 +62,7 @@ def submit(cluster: dict[str, str], script: Path, restarts: int) -> str:
         shown = dict(word.split("=", 1) for word in line.split() if "=" in word)
         state, again = shown["JobState"], int(shown["Restarts"]) >= restarts
         waits = state == "PENDING" and shown["Reason"] == "BeginTime"
-        if waits and restarts and again and not told:
+        if waits and again and not told:
             run(["scontrol", "update", f"JobId={job}", "StartTime=now+2"])
             told = True
         if state in ENDED and again:

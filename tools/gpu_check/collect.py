@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from benchmarks.data import CIFAR, DEFAULT, PHOTOS
 
-from .environment import LISTING, ROOT, commit
+from .environment import LISTING, ROOT, canonical, commit
 
 # What pyproject.toml names and a torch may come without. numpy comes with it nearly always.
 NEEDED = ("lmdb", "msgpack", "xxhash", "tqdm", "shtab", "jinja2", "markupsafe", "pillow")
@@ -141,7 +141,7 @@ def present(listing: Path) -> set[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise CollectError(f"--without-present {listing}: {error}") from error
     names = {
-        re.sub(r"[-_.]+", "-", found[1]).lower()
+        canonical(found[1])
         for line in lines
         if (found := re.match(r"([A-Za-z0-9][\w.-]*)(?:==| +\d| @ )", line))
     }

@@ -102,7 +102,12 @@ def least_versions(pyproject: str) -> dict[str, str]:
 def _named(wheel: Path) -> tuple[str, str]:
     """Return the distribution and the version of a wheel."""
     name, version = wheel.name.split("-")[:2]
-    return name.lower().replace("_", "-"), version
+    return canonical(name), version
+
+
+def canonical(name: str) -> str:
+    """Return the name of a distribution as all of its spellings have it in common."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _there(name: str, least: str) -> str:
