@@ -45,7 +45,7 @@ def images(path: str, *, size: int, batch: int, workers: int) -> Iterator[Any]:
             .aggregate(batch)
             .pipe(assemble)
             .add_sink(3)
-            .build(num_threads=workers)
+            .build(num_threads=workers, max_failures=0)
         )
         with pipeline.auto_stop():
             yield from pipeline
