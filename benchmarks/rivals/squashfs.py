@@ -1,6 +1,7 @@
 """The image folder as one SquashFS image, mounted by the kernel; read as a folder is.
 
-Made by `mksquashfs` with its defaults, which leave blocks that do not shrink as they are. Mounted
+Made by `mksquashfs` with its defaults, which leave blocks that do not shrink as they are; but a
+photograph that is there twice is stored twice, as everywhere else. Mounted
 through a loop device, in a mount namespace of the process that reads, so that it goes with it. HPC
 centres mount them so beside a container (`singularity exec -B data.squashfs:/data:image-src=/`).
 """
@@ -22,7 +23,7 @@ _mounted: tuple[str, int] | None = None  # the image, and when it was changed
 
 
 def write(folder: str, out: str) -> None:
-    _run("mksquashfs", folder, out, "-quiet", "-no-progress", "-processors", "2")
+    _run("mksquashfs", folder, out, "-quiet", "-no-progress", "-no-duplicates", "-processors", "2")
     _mount(out)  # where it cannot be, this fails, and says why
 
 
