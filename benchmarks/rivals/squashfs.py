@@ -1,9 +1,9 @@
 """The image folder as one SquashFS image, mounted by the kernel; read as a folder is.
 
 Made by `mksquashfs` with its defaults, which leave blocks that do not shrink as they are; but a
-photograph that is there twice is stored twice, as everywhere else. Mounted
-through a loop device, in a mount namespace of the process that reads, so that it goes with it. HPC
-centres mount them so beside a container (`singularity exec -B data.squashfs:/data:image-src=/`).
+photograph that is there twice is stored twice, as everywhere else. Mounted through a loop device,
+in a mount namespace of the process that reads, so that it goes with it. HPC centres mount them so
+beside a container (`singularity exec -B data.squashfs:/data:image-src=/`).
 """
 
 from __future__ import annotations
