@@ -23,10 +23,9 @@ GRACE_S = programs.GRACE_S
 CANARY = "shardio-tests-canary-"
 LONGEST = 24  # bytes of the path of a temporary directory below which Ray's sockets find room
 # What others leave in the temporary directory, not told otherwise: torchrun a folder of logs,
-# MosaicML Streaming its locks, torch's compiler its cache, and the C compiler that it began a file
-# where the program ends before it; Python's multiprocessing in a process that is killed the folder
-# of its sockets. It goes with the folder of the run.
-_OF_OTHERS = ("torchelastic_*", "*_filelock", "torchinductor_*", "cc??????.s", "pymp-*")
+# MosaicML Streaming its locks, Python's multiprocessing in a process that is killed the folder of
+# its sockets. It goes with the folder of the run.
+_OF_OTHERS = ("torchelastic_*", "*_filelock", "pymp-*")
 # What Python's multiprocessing runs as long as the process that began it.
 _OF_PYTHON = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -29,11 +30,15 @@ Lines = list[dict[str, Any]]
 
 
 def ask(words: list[str], limit_s: float, scratch: Path) -> tuple[Lines, str]:
-    """Run a module of this package. Returns the lines of JSON that it printed, and why it ended."""
+    """Run a module of this package. Returns the lines of JSON that it printed, and why it ended.
+
+    What libraries leave in the temporary directory, such as torch's compiler, is left in scratch.
+    """
     out = scratch / "out"
     out.unlink(missing_ok=True)
     command = [sys.executable, "-W", "ignore", *words]
-    ended = limited.run(command, limit_s, scratch / "log", stdout=out, grace_s=1)
+    env = os.environ | {"TMPDIR": str(scratch)}
+    ended = limited.run(command, limit_s, scratch / "log", stdout=out, grace_s=1, env=env)
     lines = []
     for line in out.read_text().splitlines():
         try:
