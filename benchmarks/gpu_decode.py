@@ -12,8 +12,9 @@ The row "JPEG engine alone" is nvImageCodec with nothing but the GPU's own engin
 decodes of the last two forms says whether it takes restart markers. Pixels are compared with those
 of PIL, in levels of 255.
 
-Then the whole road, ShardLoader with decode="cuda", beside workers that decode; its crops are
-compared with those of the same road on the CPU. Needs CUDA; --device cpu rehearses it with PIL.
+Then the whole road, ShardLoader with decode="cuda", by torch's kernels and by those of Triton,
+beside workers that decode; its crops are compared with those of the same road on the CPU. Needs
+CUDA; --device cpu rehearses it with PIL.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ PLAIN, TILES, CUTS = "plain", "tile JPEG", "cuts of tile JPEGs"
 AGAIN, MARKED = "encoded again", "the same, with markers"
 ENGINE, PIL, WORKERS = "JPEG engine alone", "pil", "workers, by CPU"
 DECODERS = ("nvimgcodec", "torchcodec", "torchvision")
+TRITON = ", Triton"  # after the name of a decoder: kernels="triton"
 COMPARED = 128  # files whose pixels are compared
 ROUND_S = 1.0
 
@@ -221,6 +223,8 @@ def _road(result: Result, scale: Scale, form: str, path: str) -> None:
     """Measure ShardLoader with each decoder that is there, and with workers that decode."""
     names = (PIL,) if scale.device == "cpu" else (*DECODERS, PIL)
     skipped = [name for name in names if f"{name} was" in " ".join(result.facts["notes"])]
+    if scale.device != "cpu":
+        names += tuple(name + TRITON for name in DECODERS if name not in skipped)
     entries = {
         name: EntryProcess("gpu_decode:road", **scale.options(name=name, path=path))
         for name in (*names, WORKERS)
@@ -244,7 +248,8 @@ def _road(result: Result, scale: Scale, form: str, path: str) -> None:
     title = f'{form}, decode="cuda", RandomResizedCrop({scale.size}), {scale.workers} workers'
     result.raw(title, measured)
     result.table(title, measured, columns, versus=WORKERS, by="images_per_s")
-    found = [ratio(measured, name, WORKERS, "images_per_s") for name in entries if name in DECODERS]
+    gpus = [name for name in entries if name.removesuffix(TRITON) in DECODERS]
+    found = [ratio(measured, name, WORKERS, "images_per_s") for name in gpus]
     what = f'{form}, images/s of the best decoder, of "{WORKERS}"'
     result.target(what, max(filter(None, found), default=None), -1.0)
 
@@ -267,9 +272,12 @@ def road(scale: dict[str, Any], name: str, path: str) -> Round:
             decode="pil" if name == WORKERS else "cuda",
             transform=RandomResizedCrop(size.size, flip=True),
         )
-        return ShardLoader(dataset, num_workers=workers, device=device, decoder=decoder)
+        kernels = "triton" if name.endswith(TRITON) and device != "cpu" else "torch"
+        return ShardLoader(
+            dataset, num_workers=workers, device=device, decoder=decoder, kernels=kernels
+        )
 
-    decoder = "auto" if name == WORKERS else name
+    decoder = "auto" if name == WORKERS else name.removesuffix(TRITON)
     ours = loader(size.device, size.workers, decoder)
 
     def one_round(compare: bool = False) -> dict[str, Any]:

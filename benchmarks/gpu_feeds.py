@@ -69,7 +69,7 @@ def missing(kind: str) -> str:
     return ""
 
 
-def feed(kind: str, path: str, decode: str, scale: Scale) -> Feed:
+def feed(kind: str, path: str, decode: str, scale: Scale, kernels: str = "torch") -> Feed:
     """Make a loader of this kind. decode: "numpy" for raw pixels, "pil" or "cuda" for JPEGs."""
     import torch
 
@@ -84,8 +84,9 @@ def feed(kind: str, path: str, decode: str, scale: Scale) -> Feed:
     if kind in (LOADER, RESIDENT):
         resident = "device" if kind == RESIDENT else None
         shards = ShardLoader(
-            dataset, num_workers=scale.workers, device=scale.device, resident=resident, **there
-        )
+            *(dataset,), num_workers=scale.workers, device=scale.device, resident=resident,
+            kernels=kernels, **there,
+        )  # fmt: skip
         return Feed(lambda: _next_epoch(dataset, shards, numbers), shards, shards.close)
     pin = kind != PLAIN and scale.device == "cuda"
     batches = torch.utils.data.DataLoader(

@@ -25,13 +25,16 @@ from .harness import EntryProcess, Result, add_facts, interleave, median, show
 from .resnet import training_step
 
 TRACED, DRAWN = 12, 5  # steps
-FEEDS = {  # title: the loader, how the dataset decodes, and which shards
-    "JPEG": (LOADER, "pil", "jpeg"),
-    "tile JPEG": (LOADER, "pil", "tiles"),
-    "raw pixels": (LOADER, "numpy", "raw"),
-    'JPEG, decode="cuda"': (LOADER, "cuda", "jpeg"),
-    'tile JPEG, decode="cuda"': (LOADER, "cuda", "tiles"),
-    f"JPEG, {PINNED}": (PINNED, "pil", "jpeg"),
+FEEDS = {  # title: the loader, how the dataset decodes, which shards, and whose kernels
+    "JPEG": (LOADER, "pil", "jpeg", "torch"),
+    "tile JPEG": (LOADER, "pil", "tiles", "torch"),
+    "raw pixels": (LOADER, "numpy", "raw", "torch"),
+    "raw pixels, Triton": (LOADER, "numpy", "raw", "triton"),
+    'JPEG, decode="cuda"': (LOADER, "cuda", "jpeg", "torch"),
+    'tile JPEG, decode="cuda"': (LOADER, "cuda", "tiles", "torch"),
+    'JPEG, decode="cuda", Triton': (LOADER, "cuda", "jpeg", "triton"),
+    'tile JPEG, decode="cuda", Triton': (LOADER, "cuda", "tiles", "triton"),
+    f"JPEG, {PINNED}": (PINNED, "pil", "jpeg", "torch"),
 }
 IDLE = 0.1  # a GPU that idles longer waits for something
 
@@ -53,9 +56,11 @@ def run(source: data.Data, result: Result, scale: Scale) -> None:
 
 def _train(result: Result, scale: Scale, model: str, shards: dict[str, str]) -> None:
     entries = {}
-    for title, (kind, decode, stored) in FEEDS.items():
-        options = scale.options(kind=kind, decode=decode, path=shards[stored], model=model)
-        entries[title] = EntryProcess("gpu_training:entry", **options)
+    for title, (kind, decode, stored, kernels) in FEEDS.items():
+        if kernels == "triton" and scale.device == "cpu":
+            continue  # Triton's interpreter would take hours
+        how = {"kind": kind, "decode": decode, "path": shards[stored], "kernels": kernels}
+        entries[title] = EntryProcess("gpu_training:entry", **scale.options(**how, model=model))
     lanes, about = {}, {}
     try:
         for name, one in tuple(entries.items()):  # kernels are chosen in these rounds
@@ -98,11 +103,13 @@ def _train(result: Result, scale: Scale, model: str, shards: dict[str, str]) -> 
 # --- an entry -------------------------------------------------------------------------------------
 
 
-def entry(scale: dict[str, Any], kind: str, decode: str, path: str, model: str) -> Round:
+def entry(
+    scale: dict[str, Any], kind: str, decode: str, path: str, kernels: str, model: str
+) -> Round:
     from shardio.errors import DependencyError
 
     size = Scale(**scale)
-    found = feed(kind, path, decode, size)
+    found = feed(kind, path, decode, size, kernels)
     step = training_step(model, size.device)
 
     def one_round(traced: bool = False) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 """Encoded crops to pixels on a device: decoded, cropped, resized, turned and mirrored there.
 
 How it works. The JPEGs of a batch go to a decoder (`device_decode`), some hundred at a time, and
-what it gives is resized into the rows of the batch (`device_resize`). What it refuses, PIL decodes
-here. Crops that a worker has finished are copied. All are counted.
+what it gives is resized into the rows of the batch (`device_resize`), and normalised with it where
+the kernels are of Triton (`device_kernels`). What it refuses, PIL decodes here. Crops that a worker
+has finished are copied. All are counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ..errors import DecodeError
 from ..images.device_crop import Place, Reason
 from .device_decode import PIL, Decoder, decode_by_pil
 from .device_resize import resample
+from .normalize import Images
 from .stats import DecodeCounts
 
 _cuda: Any = torch.cuda  # it has no types
@@ -34,18 +36,21 @@ class Cropper:
         device: torch.device,
         find: Callable[[torch.device], Decoder | None],
         counts: DecodeCounts,
+        images: Images,
     ) -> None:
-        """Take a device, how its decoder is found (None: PIL decodes), and what counts.
+        """Take a device, how its decoder is found (None: PIL decodes), what counts, and the images.
 
         It is found when there is something to decode: it takes memory of the device.
         """
         self.device = device
         self.counts = counts
+        self._images = images
         self._find: Callable[[torch.device], Decoder | None] | None = find
         self._decoder: Decoder | None = None
 
     def make(self, crops: EncodedCrops, *, most_bytes: int = MOST_BYTES) -> torch.Tensor:
-        """Return the crops as (B, 3, H, W) uint8 with channels_last strides.
+        """Return the crops as (B, 3, H, W) uint8 with channels_last strides; where the kernels are
+        of Triton, as the images are to be.
 
         most_bytes: of decoded pictures that are held at a time, unless one is larger.
 
@@ -54,20 +59,42 @@ class Cropper:
         record, and DependencyError.
         """
         height, width = crops.shape
-        out = torch.empty((len(crops), height, width, 3), dtype=torch.uint8, device=self.device)
+        shape = len(crops), height, width, 3
+        out = torch.empty(shape, dtype=torch.uint8, device=self.device).permute(0, 3, 1, 2)
+        if self.finishes:
+            out = self._images.empty(out)
         files = list(crops.files)
         reasons = [Reason(int(reason)) for reason in crops.column(Place.REASON)]
         finished = [row for row, reason in enumerate(reasons) if reason]
         if finished:
             pixels = torch.stack([files[row] for row in finished]).view(-1, height, width, 3)
-            out[torch.tensor(finished, device=self.device)] = pixels.to(self.device)
+            pixels = pixels.to(self.device).permute(0, 3, 1, 2)
+            if self.finishes:
+                pictures = _at(finished, pixels, len(crops))
+                self._resample(pictures, crops, out)
+            else:
+                out[torch.tensor(finished, device=self.device)] = pixels
         self.counts.add_finished([reasons[row] for row in finished])
         for rows in _groups(crops, reasons, most_bytes):
-            pictures: list[torch.Tensor | None] = [None] * len(crops)
-            for row, picture in zip(rows, self._decoded(crops, files, rows), strict=True):
-                pictures[row] = picture
-            resample(pictures, crops.places, crops.interpolation, out)
-        return out.permute(0, 3, 1, 2)
+            pictures = _at(rows, self._decoded(crops, files, rows), len(crops))
+            self._resample(pictures, crops, out)
+        return out
+
+    @property
+    def finishes(self) -> bool:
+        """Return True if `make` normalises and casts too: kernels of Triton do."""
+        return self._images.fused and self._images.channels in (None, 3)
+
+    def _resample(
+        self, pictures: Sequence[torch.Tensor | None], crops: EncodedCrops, out: torch.Tensor
+    ) -> None:
+        if self.finishes:
+            from . import device_kernels
+
+            factors = self._images.factors(out) if self._images.normalises else ()
+            device_kernels.resample(pictures, crops.places, crops.interpolation, out, *factors)
+        else:
+            resample(pictures, crops.places, crops.interpolation, out.permute(0, 2, 3, 1))
 
     def _decoded(
         self, crops: EncodedCrops, files: Sequence[torch.Tensor], rows: Sequence[int]
@@ -109,6 +136,16 @@ class Cropper:
             raise DecodeError(f"record {number:,} of the dataset: {error}") from None
         self.counts.by_trainer += 1
         return picture.to(self.device)
+
+
+def _at(
+    rows: Sequence[int], pictures: Iterable[torch.Tensor], count: int
+) -> list[torch.Tensor | None]:
+    """Return the pictures at their rows, None elsewhere."""
+    found: list[torch.Tensor | None] = [None] * count
+    for row, picture in zip(rows, pictures, strict=True):
+        found[row] = picture
+    return found
 
 
 def _groups(crops: EncodedCrops, reasons: Sequence[Reason], most_bytes: int) -> Iterator[list[int]]:

@@ -59,14 +59,16 @@ def resample(
     if not rows:
         return
     flat = [_flat(pictures[row]) for row in rows]
-    plan = _plan(places.numpy()[rows], flat, (height, width), interpolation)
-    plan[:, _Column.ROW] = rows
-    chunks = list(_chunks(plan, (height, width), most_bytes))
+    strides = np.array([one.strides for one in flat])
+    planned = plan(places.numpy()[rows], strides, (height, width), interpolation)
+    planned[:, Column.ROW] = rows
+    planned[:, Column.BYTES] = [len(one.pixels) for one in flat]
+    chunks = list(_chunks(planned, (height, width), most_bytes))
     order = np.concatenate([chunk for chunk, _ in chunks])
     for chunk, _ in chunks:  # each begins its own row of bytes
-        sizes = plan[chunk, _Column.BYTES]
-        plan[chunk, _Column.OFFSET] = np.cumsum(sizes) - sizes
-    table = torch.from_numpy(plan[order])
+        sizes = planned[chunk, Column.BYTES]
+        planned[chunk, Column.OFFSET] = np.cumsum(sizes) - sizes
+    table = torch.from_numpy(planned[order])
     if out.is_cuda:
         table = table.pin_memory()
     table = table.to(out.device, non_blocking=True)
@@ -77,6 +79,12 @@ def resample(
         )
         _resample(pixels, table[at : at + len(chunk)], sizes, interpolation, out)
         at += len(chunk)
+
+
+# How orientations 0 to 8 turn: rows become columns, columns are mirrored, rows are.
+_TURNS = np.array(
+    [(turn.swap, turn.mirror_x, turn.mirror_y) for turn in (TURNS.get(i, UPRIGHT) for i in range(9))]
+)
 
 
 # --- the plan, on the host ------------------------------------------------------------------------
@@ -102,7 +110,7 @@ def _flat(picture: torch.Tensor | None) -> _Flat:
     return _Flat(picture.as_strided((picture.numel(),), (1,)), (channel, row, column))
 
 
-class _Column:
+class Column:
     """Number the values that the device is told of each picture, for both axes alike.
 
     An axis has eight: where the box begins, how long it is; the size of the whole, where the
@@ -116,39 +124,39 @@ class _Column:
     COUNT = 24
 
 
-def _plan(
-    places: np.ndarray, flat: Sequence[_Flat], shape: tuple[int, int], interpolation: str
+def plan(
+    places: np.ndarray, strides: np.ndarray, shape: tuple[int, int], interpolation: str
 ) -> np.ndarray:
-    """Return the values of _Column for each picture."""
-    plan = np.zeros((len(places), _Column.COUNT))
-    turns = [TURNS.get(int(orientation), UPRIGHT) for orientation in places[:, Place.ORIENTATION]]
+    """Return the values of Column for each picture, but for ROW, OFFSET and BYTES.
+
+    strides: (n, 3), of channel, row and column.
+    """
+    plan = np.zeros((len(places), Column.COUNT))
     flip = places[:, Place.FLIP] != 0
-    swap = np.array([turn.swap for turn in turns])
+    swap, mirror_x, mirror_y = _TURNS[places[:, Place.ORIENTATION].astype(int)].T
     # A turned result is summed up as it is stored. Mirroring the upright one mirrors its columns,
     # which are rows as stored where the picture lies on its side.
-    back_x = np.array([turn.mirror_x for turn in turns]) ^ (flip & ~swap)
-    back_y = np.array([turn.mirror_y for turn in turns]) ^ (flip & swap)
+    back_x, back_y = mirror_x ^ (flip & ~swap), mirror_y ^ (flip & swap)
     for axis, low, high, whole, begin, size, back, along in (
-        (_Column.X, Place.LEFT, Place.RIGHT, Place.WHOLE_WIDTH, Place.X, Place.WIDTH, back_x, 1),
-        (_Column.Y, Place.TOP, Place.BOTTOM, Place.WHOLE_HEIGHT, Place.Y, Place.HEIGHT, back_y, 0),
+        (Column.X, Place.LEFT, Place.RIGHT, Place.WHOLE_WIDTH, Place.X, Place.WIDTH, back_x, 1),
+        (Column.Y, Place.TOP, Place.BOTTOM, Place.WHOLE_HEIGHT, Place.Y, Place.HEIGHT, back_y, 0),
     ):
         ends = places[:, [low, high]].astype(np.float32)  # Pillow takes a box as floats
-        plan[:, axis + _Column.LOW] = ends[:, 0]
-        plan[:, axis + _Column.LENGTH] = ends[:, 1] - ends[:, 0]
-        plan[:, axis + _Column.WHOLE] = places[:, whole]
-        plan[:, axis + _Column.BEGIN] = places[:, begin]
-        plan[:, axis + _Column.SIZE] = places[:, size]
-        plan[:, axis + _Column.STEP] = [one.strides[2 - (axis == _Column.Y)] for one in flat]
-        plan[:, axis + _Column.BACK] = back
+        plan[:, axis + Column.LOW] = ends[:, 0]
+        plan[:, axis + Column.LENGTH] = ends[:, 1] - ends[:, 0]
+        plan[:, axis + Column.WHOLE] = places[:, whole]
+        plan[:, axis + Column.BEGIN] = places[:, begin]
+        plan[:, axis + Column.SIZE] = places[:, size]
+        plan[:, axis + Column.STEP] = strides[:, 1 + along]
+        plan[:, axis + Column.BACK] = back
         count = np.where(swap, shape[1 - along], shape[along])
         first, last, taps = _extent(plan[:, axis : axis + 8], count, interpolation)
-        plan[:, axis + _Column.FIRST] = first
-        plan[:, _Column.TAPS_X if along else _Column.TAPS_Y] = taps
+        plan[:, axis + Column.FIRST] = first
+        plan[:, Column.TAPS_X if along else Column.TAPS_Y] = taps
         if not along:
-            plan[:, _Column.ROWS] = last - first
-    plan[:, _Column.BYTES] = [len(one.pixels) for one in flat]
-    plan[:, _Column.CHANNEL] = [one.strides[0] for one in flat]
-    plan[:, _Column.SWAP] = swap
+            plan[:, Column.ROWS] = last - first
+    plan[:, Column.CHANNEL] = strides[:, 0]
+    plan[:, Column.SWAP] = swap
     return plan
 
 
@@ -156,14 +164,14 @@ def _extent(
     axis: np.ndarray, count: np.ndarray, interpolation: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the first pixel that is read along an axis, the one after the last, and the taps."""
-    scale = axis[:, _Column.LENGTH] / count
+    scale = axis[:, Column.LENGTH] / count
     reach = _FILTERS[interpolation][1] * np.maximum(scale, 1.0)
-    low = axis[:, _Column.LOW]
+    low = axis[:, Column.LOW]
     first = np.maximum(np.trunc(low + 0.5 * scale - reach + 0.5), 0)
     last = low + (count - 0.5) * scale + reach + 0.5
-    last = np.minimum(np.trunc(last), axis[:, _Column.WHOLE])
+    last = np.minimum(np.trunc(last), axis[:, Column.WHOLE])
     # One more than the filter covers, since the place of its ends is rounded.
-    taps = np.minimum(np.ceil(2 * reach) + 1, axis[:, _Column.WHOLE])
+    taps = np.minimum(np.ceil(2 * reach) + 1, axis[:, Column.WHOLE])
     return first, np.maximum(last, first + 1), taps
 
 
@@ -186,8 +194,8 @@ def _chunks(
     # Pictures that are resampled together take as much as the largest of them: so that is twice as
     # much as the smallest, at most. 256 random crops of photographs are then six chunks, with a
     # third more sums than they need; as one chunk they would take eight times as many.
-    work = np.log2(plan[:, _Column.ROWS] * plan[:, _Column.TAPS_X]).astype(int)
-    kind = 2 * work + (plan[:, _Column.SWAP] != 0)
+    work = np.log2(plan[:, Column.ROWS] * plan[:, Column.TAPS_X]).astype(int)
+    kind = 2 * work + (plan[:, Column.SWAP] != 0)
     order = np.argsort(kind, kind="stable")
     for alike in np.split(order, np.flatnonzero(np.diff(kind[order])) + 1):
         yield from _fitting(plan, alike, shape, most_bytes)
@@ -208,11 +216,11 @@ def _fitting(
 def _sizes(plan: np.ndarray, shape: tuple[int, int]) -> _Sizes:
     """Return the sizes for pictures that are resampled together."""
     rows, taps_x, taps_y = (
-        int(plan[:, column].max()) for column in (_Column.ROWS, _Column.TAPS_X, _Column.TAPS_Y)
+        int(plan[:, column].max()) for column in (Column.ROWS, Column.TAPS_X, Column.TAPS_Y)
     )
-    swap = bool(plan[0, _Column.SWAP])
+    swap = bool(plan[0, Column.SWAP])
     height, width = shape[::-1] if swap else shape
-    slack = taps_x * int(plan[:, _Column.X + _Column.STEP].max())
+    slack = taps_x * int(plan[:, Column.X + Column.STEP].max())
     return _Sizes(width, height, rows, taps_x, taps_y, swap, slack)
 
 
@@ -221,7 +229,7 @@ def _bytes(plan: np.ndarray, sizes: _Sizes) -> int:
     # Of each value of a result: a sum, an index and a pixel; of each weight five numbers.
     pixels = 3 * sizes.width * (10 * sizes.rows + 7 * sizes.height)
     weights = 40 * (sizes.width * sizes.taps_x + sizes.height * sizes.taps_y)
-    return len(plan) * (pixels + weights) + int(plan[:, _Column.BYTES].sum())
+    return len(plan) * (pixels + weights) + int(plan[:, Column.BYTES].sum())
 
 
 # --- the sums, on the device ----------------------------------------------------------------------
@@ -230,20 +238,20 @@ def _bytes(plan: np.ndarray, sizes: _Sizes) -> int:
 def _resample(
     pixels: torch.Tensor, plan: torch.Tensor, sizes: _Sizes, interpolation: str, out: torch.Tensor
 ) -> None:
-    """Resample the pictures of one chunk. plan: their values of _Column, on the device."""
+    """Resample the pictures of one chunk. plan: their values of Column, on the device."""
     count, width, height, rows = len(plan), sizes.width, sizes.height, sizes.rows
-    x, y = (plan[:, axis : axis + 8, None] for axis in (_Column.X, _Column.Y))
+    x, y = (plan[:, axis : axis + 8, None] for axis in (Column.X, Column.Y))
     weights, first = _weights(x, width, sizes.taps_x, interpolation)
     # Indices of 4 bytes: half of what a kernel would move, unless a picture has 700 million pixels.
     whole = torch.int32 if len(pixels) < 2**31 else torch.int64
-    row = torch.arange(rows, device=out.device) + y[:, _Column.FIRST] - y[:, _Column.BEGIN]
-    row = row.clamp_min(0).minimum(y[:, _Column.SIZE] - 1) * y[:, _Column.STEP]
-    channel = torch.arange(3, device=out.device) * plan[:, _Column.CHANNEL, None]
-    begin = (row[:, :, None] + channel[:, None, :] + plan[:, _Column.OFFSET, None, None]).to(whole)
+    row = torch.arange(rows, device=out.device) + y[:, Column.FIRST] - y[:, Column.BEGIN]
+    row = row.clamp_min(0).minimum(y[:, Column.SIZE] - 1) * y[:, Column.STEP]
+    channel = torch.arange(3, device=out.device) * plan[:, Column.CHANNEL, None]
+    begin = (row[:, :, None] + channel[:, None, :] + plan[:, Column.OFFSET, None, None]).to(whole)
     # A cut holds all that its crop reads. But an index beyond would end all work on the device.
-    first = (first - x[:, _Column.BEGIN]).clamp_min(0).minimum(x[:, _Column.SIZE] - 1)
-    index = begin[..., None] + (first * x[:, _Column.STEP]).to(whole)[:, None, None, :]
-    step = x[:, _Column.STEP].to(whole)[:, None, None, :]
+    first = (first - x[:, Column.BEGIN]).clamp_min(0).minimum(x[:, Column.SIZE] - 1)
+    index = begin[..., None] + (first * x[:, Column.STEP]).to(whole)[:, None, None, :]
+    step = x[:, Column.STEP].to(whole)[:, None, None, :]
     sums = torch.full((count, rows, 3, width), _HALF, dtype=torch.int32, device=out.device)
     for weight in weights:
         sums.addcmul_(
@@ -253,7 +261,7 @@ def _resample(
     del index
     lines = _rounded(sums).view(count * rows, 3 * width)
     weights, first = _weights(y, height, sizes.taps_y, interpolation)
-    index = (first - y[:, _Column.FIRST]).clamp_min_(0).to(torch.int32)
+    index = (first - y[:, Column.FIRST]).clamp_min_(0).to(torch.int32)
     line = torch.arange(count, dtype=torch.int32, device=out.device)[:, None] * rows
     sums = torch.full((count * height, 3 * width), _HALF, dtype=torch.int32, device=out.device)
     for tap, weight in enumerate(weights):
@@ -261,7 +269,7 @@ def _resample(
         sums.addcmul_(lines.index_select(0, some), weight.view(-1, 1))
     crops = _rounded(sums).view(count, height, 3, width)
     crops = crops.permute((0, 3, 1, 2) if sizes.swap else (0, 1, 3, 2))
-    out.index_copy_(0, plan[:, _Column.ROW].long(), crops)
+    out.index_copy_(0, plan[:, Column.ROW].long(), crops)
 
 
 def _rounded(sums: torch.Tensor) -> torch.Tensor:
@@ -280,14 +288,14 @@ def _weights(
     """
     function, support = _FILTERS[interpolation]
     at = torch.arange(count, dtype=torch.float64, device=axis.device)
-    at = torch.where(axis[:, _Column.BACK] != 0, count - 1 - at, at)
+    at = torch.where(axis[:, Column.BACK] != 0, count - 1 - at, at)
     # By a tensor: CUDA divides by a number by multiplying with its reciprocal, which is rounded.
-    scale = axis[:, _Column.LENGTH] / axis.new_full((1,), count)
+    scale = axis[:, Column.LENGTH] / axis.new_full((1,), count)
     wider = scale.clamp_min(1.0)
     reach = wider * support
-    centre = (at + 0.5) * scale + axis[:, _Column.LOW]
+    centre = (at + 0.5) * scale + axis[:, Column.LOW]
     first = (centre - reach + 0.5).trunc_().clamp_min_(0)
-    end = (centre + reach + 0.5).trunc_().minimum(axis[:, _Column.WHOLE])
+    end = (centre + reach + 0.5).trunc_().minimum(axis[:, Column.WHOLE])
     tap = torch.arange(taps, dtype=torch.float64, device=axis.device)[:, None, None]
     weights = function((tap + first - centre + 0.5) * (1.0 / wider))
     weights.masked_fill_(tap >= end - first, 0.0)

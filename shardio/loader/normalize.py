@@ -4,7 +4,9 @@ A uint8 tensor (B, C, H, W) is one of images:
 
     out = x * scale + bias     in float32, then cast;   scale = 1 / (255 std), bias = -mean / std
 
-The same formula makes the same numbers on all devices.
+The same formula makes the same numbers on all devices. On CUDA one kernel of torch makes them,
+where it rounds as the formula does, which is tried out, or two; or one of Triton
+(`device_kernels`), which also changes the strides.
 """
 
 from __future__ import annotations
@@ -20,7 +22,11 @@ import numpy as np
 import torch
 
 from ..dataset.encoded_crops import EncodedCrops
-from ..errors import OptionError, printable
+from ..errors import DependencyError, OptionError, printable
+
+_cuda: Any = torch.cuda  # it has no types
+
+KERNELS = ("torch", "triton")
 
 
 def normalize(
@@ -74,6 +80,7 @@ class Images:
         std: float | Sequence[float] | None = None,
         dtype: torch.dtype | None = None,
         channels_last: bool | None = None,
+        kernels: str = "torch",
     ) -> None:
         """Take the options as `prefetch` describes them. Raises OptionError."""
         means, stds = _numbers("mean", mean), _numbers("std", std)
@@ -86,15 +93,15 @@ class Images:
             raise OptionError(
                 f"dtype is {printable(repr(dtype))}: expected a torch.dtype, like torch.bfloat16"
             )
-        self._normalises = bool(means or stds)
-        if self._normalises and dtype is not None and not dtype.is_floating_point:
+        self.normalises = bool(means or stds)
+        if self.normalises and dtype is not None and not dtype.is_floating_point:
             raise OptionError(
                 f"dtype is {dtype}, but mean and std make floats: expected a floating-point dtype, "
                 "like torch.bfloat16, or neither mean nor std"
             )
         if 0 in stds:
             raise OptionError("std is 0 for a channel: nothing can be divided by it")
-        self._dtype = torch.float32 if self._normalises and dtype is None else dtype
+        self._dtype = torch.float32 if self.normalises and dtype is None else dtype
         formats = {None: None, True: torch.channels_last, False: torch.contiguous_format}
         self._format = formats[channels_last]
         # The number of channels that mean and std are for; None: of any, since they are numbers.
@@ -102,14 +109,18 @@ class Images:
         self.channels = max(len(means), len(stds)) if several else None
         # In float64, and rounded once: both are what float32 can hold of them.
         m, s = (
-            torch.tensor(values, dtype=torch.float64, device="cpu").view(1, -1, 1, 1)
-            for values in (means or [0.0], stds or [1.0])
+            torch.tensor(values, dtype=torch.float64, device="cpu") for values in (means or [0.0], stds or [1.0])
         )
         self._scale, self._bias = (1 / (255 * s)).float(), (-m / s).float()
-        self._on: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.fused = kernels == "triton"
+        self._on: dict[tuple[torch.device, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._in_one: dict[tuple[torch.device, int, bool], bool] = {}
 
-    def finish(self, batch: Any) -> Any:
-        """Return the batch with its images changed, each on the device that it lies on."""
+    def finish(self, batch: Any, finished: Sequence[torch.Tensor] = ()) -> Any:
+        """Return the batch with its images changed, each on the device that it lies on.
+
+        finished: images of it that are as the options say.
+        """
         if self._dtype is None and self._format is None:
             return batch
         found, others = 0, []
@@ -118,6 +129,9 @@ class Images:
 
         def one(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal found
+            if any(tensor is made for made in finished):
+                found += 1
+                return tensor
             if tensor.dtype == torch.uint8 and tensor.dim() == 4 and tensor.shape[1] == channels:
                 found += 1
                 return self.normalized(tensor)
@@ -132,23 +146,52 @@ class Images:
 
     def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
         """Return images, (B, C, H, W) uint8, as the options say. C: as `channels` says."""
+        if self.fused and self.normalises and _dense(pixels):
+            from . import device_kernels
+
+            out = self.empty(pixels)
+            device_kernels.normalize(pixels, *self.factors(pixels), out)
+            return out
         if self._format is not None:
             pixels = pixels.contiguous(memory_format=self._format)
-        if not self._normalises:
+        if not self.normalises:
             return pixels if self._dtype is None else pixels.to(self._dtype)
-        if pixels.device not in self._on:
-            self._on[pixels.device] = self._scale.to(pixels.device), self._bias.to(pixels.device)
-        scale, bias = self._on[pixels.device]
+        scale, bias = (factor.view(1, -1, 1, 1) for factor in self.factors(pixels))
         if pixels.is_cuda:
-            return in_two_kernels(pixels, scale, bias, self._dtype or torch.float32)
+            return self._on_cuda(pixels, scale, bias, self._dtype or torch.float32)
         # Casting first is one kernel more, and on a CPU half the time of a product of two dtypes.
         floats = pixels.to(torch.float32).mul_(scale).add_(bias)
         return floats if self._dtype is None else floats.to(self._dtype)
 
+    def empty(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Return a tensor for the images that these pixels become."""
+        how = torch.preserve_format if self._format is None else self._format
+        return torch.empty_like(pixels, dtype=self._dtype, memory_format=how)
+
+    def factors(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return scale and bias of each channel, float32, where the pixels are."""
+        key = pixels.device, pixels.shape[1]
+        if key not in self._on:
+            self._on[key] = (
+                self._scale.expand(key[1]).to(key[0]),
+                self._bias.expand(key[1]).to(key[0]),
+            )
+        return self._on[key]
+
+    def _on_cuda(
+        self, pixels: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Return pixels * scale + bias by one kernel, where that makes the numbers of two."""
+        key = pixels.device, pixels.shape[1], pixels.is_contiguous()
+        if key not in self._in_one and not _cuda.is_current_stream_capturing():
+            self._in_one[key] = rounds_twice(pixels, scale, bias, dtype)
+        kernels = in_one_kernel if self._in_one.get(key) else in_two_kernels
+        return kernels(pixels, scale, bias, dtype)
+
     def _no_images(self, others: Sequence[torch.Tensor]) -> OptionError:
         seen = ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in others)
         colours = [t.shape[1] for t in others if t.dtype == torch.uint8 and t.dim() == 4]
-        if self._normalises and colours and colours[0] in (1, 3, 4):
+        if self.normalises and colours and colours[0] in (1, 3, 4):
             return OptionError(
                 f"mean and std are for {self.channels or 3} channels, but the images of this batch "
                 f"have {colours[0]}: {seen}; give one value for each channel"
@@ -161,7 +204,7 @@ class Images:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_on": {}}
+        return self.__dict__ | {"_on": {}, "_in_one": {}}
 
 
 def in_two_kernels(
@@ -169,14 +212,70 @@ def in_two_kernels(
 ) -> torch.Tensor:
     """Return pixels * scale + bias, rounded as by four kernels, with one temporary in float32.
 
-    The kernel of the product casts what it reads, that of the sum what it writes. One kernel,
-    addcmul, rounds once and not twice: on the CPU always, on CUDA since some version of torch
-    (ATen/native/cuda/DeviceAddCmulCdiv.cuh has a fused multiply-add). Devices would then differ.
+    The kernel of the product casts what it reads, that of the sum what it writes.
     """
     product = torch.mul(pixels, scale)
     if dtype not in (torch.float16, torch.bfloat16):
         return product.add_(bias).to(dtype)
     return torch.add(product, bias, out=torch.empty_like(product, dtype=dtype))
+
+
+def in_one_kernel(
+    pixels: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return pixels * scale + bias by addcmul.
+
+    Since some version of torch its kernel rounds the product of its tensors, and then fuses the
+    product with `value` and the sum (ATen/native/cuda/DeviceAddCmulCdiv.cuh). Half of the doubled
+    product is exact, so that what is rounded is what two kernels round. With value 1 it fuses
+    the product of the tensors itself, and older ones always do: `rounds_twice` tells.
+    """
+    out = torch.empty_like(pixels, dtype=dtype)
+    return torch.addcmul(bias, pixels, 2 * scale, value=0.5, out=out)
+
+
+def rounds_twice(
+    pixels: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype
+) -> bool:
+    """Return True if one kernel makes the numbers of two, of each value that a pixel can have.
+
+    Waits for the device. pixels: those whose strides and device are tried.
+    """
+    every = torch.arange(256, dtype=torch.uint8, device=pixels.device).view(1, 1, 16, 16)
+    every = every.expand(2, pixels.shape[1], 16, 16)
+    last = not pixels.is_contiguous()
+    every = every.contiguous(
+        memory_format=torch.channels_last if last else torch.contiguous_format
+    )
+    try:
+        made = in_one_kernel(every, scale, bias, dtype)
+    except RuntimeError:  # an older torch, which wants tensors of one dtype
+        return False
+    return torch.equal(made, in_two_kernels(every, scale, bias, dtype))
+
+
+def check_kernels(name: Any, device: torch.device) -> str:
+    """Return the option `kernels`. Raises OptionError and DependencyError."""
+    if name not in KERNELS:
+        raise OptionError(f'kernels is {printable(repr(name))}: expected "torch" or "triton"')
+    if name == "triton":
+        try:
+            from .device_kernels import interpreted
+        except ImportError as error:
+            raise DependencyError(
+                f'kernels="triton" needs Triton ({printable(str(error))}), which comes with torch '
+                "for CUDA on Linux: pip install triton, or leave kernels out"
+            ) from None
+        if device.type != "cuda" and not interpreted():
+            raise OptionError(
+                f'kernels is "triton", which runs on a GPU, but device is "{device}": give '
+                'device="cuda", or leave kernels out'
+            )
+    return str(name)
+
+
+def _dense(images: torch.Tensor) -> bool:
+    return images.is_contiguous() or images.is_contiguous(memory_format=torch.channels_last)
 
 
 _images = functools.lru_cache(maxsize=32)(Images)  # of the options that normalize was given

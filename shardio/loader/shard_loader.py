@@ -78,7 +78,7 @@ class ShardLoader:
     copy          True: copy batches into memory of this process (the buffers are free at once);
                   False: give views of shared memory, without a copy
     device        copy batches there ahead of use, and cast and normalise images there:
-    ahead, mean, std, dtype, channels_last, pin, decoder    as for `shardio.prefetch`
+    ahead, mean, std, dtype, channels_last, pin, decoder, kernels    as for `shardio.prefetch`
     timeout       seconds to wait for a batch, before a WorkerError says what its process is doing;
                   0, the default: no limit, and a warning after a minute
     resident      "ram": decode everything once, into tensors, and gather each batch from them; the
@@ -112,6 +112,7 @@ class ShardLoader:
         channels_last: bool | None = None,
         pin: Pin = "auto",
         decoder: str = "auto",
+        kernels: str = "torch",
         timeout: float = 0,
         resident: Literal["ram", "device"] | None = None,
         multiprocessing_context: str | BaseContext | None = None,
@@ -142,7 +143,9 @@ class ShardLoader:
                 "nobody could end it; give threads=1, or leave timeout out"
             )
         self.copy = copy
-        options = DeviceOptions(device, mean, std, dtype, channels_last, ahead, pin, decoder)
+        options = DeviceOptions(
+            device, mean, std, dtype, channels_last, ahead, pin, decoder, kernels
+        )
         self.target = options.target()
         options.check_with(dataset)
         if dataset.device_crop is not None and self.target is None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,8 +76,26 @@ class Transfer:
         # Batches outlive the mode they were asked for in: a tensor of inference mode cannot be
         # written to, or trained with, after it.
         with torch.inference_mode(False), torch.no_grad():
-            there = walk(batch, lambda tensor: tensor.to(self.device), self._cropped)
-            return DeviceBatch(self._images.finish(there))
+            return DeviceBatch(self._finished(batch, lambda tensor: tensor.to(self.device)))
+
+    def _finished(
+        self,
+        batch: Any,
+        copy: Callable[[torch.Tensor], torch.Tensor],
+        copied: Callable[[], object] = lambda: None,
+    ) -> Any:
+        """Return a batch on the device, copied and cropped, then cast and normalised."""
+        made: list[torch.Tensor] = []
+
+        def cropped(crops: EncodedCrops) -> torch.Tensor:
+            pixels = self._cropper.make(crops).to(self.device)
+            if self._cropper.finishes:
+                made.append(pixels)
+            return pixels
+
+        there = walk(batch, copy, cropped)
+        copied()
+        return self._images.finish(there, made)
 
     def mark(self) -> Any:
         """Mark where the consumer's work ends so far, for `idle_s`."""
@@ -86,9 +105,6 @@ class Transfer:
         """Return the seconds since the device ended the work before a mark; 0: it has not; None: it
         is not known."""
         return None
-
-    def _cropped(self, crops: EncodedCrops) -> torch.Tensor:
-        return self._cropper.make(crops).to(self.device)
 
 
 class StreamTransfer(Transfer):
@@ -132,13 +148,11 @@ class StreamTransfer(Transfer):
                     _record(tensor, self._stream)
             staged, buffer = self.staging.stage(tensors)
             try:
-                there = walk(
+                there = self._finished(
                     batch,
                     lambda tensor: self._copy(staged.get(id(tensor), tensor)),
-                    self._cropper.make,
+                    lambda: read.record(self._stream),
                 )
-                read.record(self._stream)
-                there = self._images.finish(there)
                 done.record(self._stream)
             except BaseException:  # out of memory: copies that were begun still read the host's
                 self._stream.synchronize()

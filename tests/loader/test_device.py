@@ -322,7 +322,7 @@ class Slow(Transfer):
 
     def __init__(self, target: Target) -> None:
         cpu = torch.device("cpu")
-        super().__init__(cpu, target.images, Cropper(cpu, lambda device: None, target.decoded))
+        super().__init__(cpu, target.images, Cropper(cpu, lambda device: None, target.decoded, target.images))
         self.done, self.waits = False, 0
 
     def send(self, batch: Any) -> DeviceBatch:

@@ -28,6 +28,7 @@ from shardio.loader import device_decode
 from shardio.loader.device_crops import Cropper
 from shardio.loader.device_decode import Decoder, by_halves, decode_by_pil, without_exif
 from shardio.loader.device_resize import resample
+from shardio.loader.normalize import Images
 from shardio.loader.stats import DecodeCounts
 
 CPU = torch.device("cpu")
@@ -75,7 +76,9 @@ def finished(number: int, reason: Reason = Reason.PROCESS) -> DeviceCrop:
     """A crop that a worker has made."""
     pixels = np.random.default_rng(number).integers(0, 256, (*SHAPE, 3), dtype=np.uint8)
     place = [0.0] * len(Place)
-    place[Place.WIDTH], place[Place.HEIGHT] = SHAPE[1], SHAPE[0]
+    for right, across in ((Place.RIGHT, SHAPE[1]), (Place.BOTTOM, SHAPE[0])):
+        for one in (right, right + 2, right + 6):  # of the box, the whole, the file
+            place[one] = across
     place[Place.ORIENTATION], place[Place.REASON], place[Place.NUMBER] = 1, reason, number
     return DeviceCrop(pixels.tobytes(), tuple(place), SHAPE, "bicubic")
 
@@ -99,7 +102,7 @@ def equal(images: torch.Tensor, crops: Sequence[DeviceCrop]) -> None:
 
 
 def cropper(find: Callable[[torch.device], Decoder | None] = lambda device: None) -> Cropper:
-    return Cropper(CPU, find, DecodeCounts())
+    return Cropper(CPU, find, DecodeCounts(), Images())
 
 
 # --- pixels ---------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from support import pillow_resize
+from support.device_crops import Picture
 from support.gpu import DEVICES
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,44 +21,6 @@ from shardio.loader.device_resize import resample
 
 FILTERS = ("bilinear", "bicubic", "lanczos", "box", "hamming")
 SHAPE = (13, 22)
-
-
-class Picture:
-    """A picture of noise, sharp edges or both, and a crop of it."""
-
-    def __init__(self, seed: int, most: int = 90) -> None:
-        random = np.random.default_rng(seed)
-        width, height = (int(side) for side in random.integers(1, most, 2))
-        self.pixels = random.integers(0, 256, (height, width, 3), dtype=np.uint8)
-        if seed % 3 == 0:
-            self.pixels = self.pixels // 128 * 255
-        left, top = random.uniform(0, 0.7 * width), random.uniform(0, 0.7 * height)
-        right, bottom = random.uniform(left + 0.1, width), random.uniform(top + 0.1, height)
-        if seed % 4 == 0:
-            left, top, right, bottom = 0, 0, width, height
-        if seed % 4 == 1:
-            left, top = int(left), int(top)
-            right, bottom = max(left + 1, int(right)), max(top + 1, int(bottom))
-        self.box = left, top, right, bottom
-        self.orientation = seed % 8 + 1
-        self.flip = seed % 5 < 2
-        self.place = [0.0] * len(Place)
-        self.place[:4] = self.box
-        self.place[Place.WHOLE_WIDTH] = self.place[Place.WIDTH] = width
-        self.place[Place.WHOLE_HEIGHT] = self.place[Place.HEIGHT] = height
-        self.place[Place.ORIENTATION], self.place[Place.FLIP] = self.orientation, self.flip
-
-    def tensor(self, strides: int = 0) -> torch.Tensor:
-        """(3, h, w): as PIL has it, planar as torch's decoders, or with gaps."""
-        planar = torch.from_numpy(self.pixels).permute(2, 0, 1)
-        if strides % 3 == 1:
-            return planar.contiguous()
-        if strides % 3 == 2:
-            return torch.nn.functional.pad(planar, (2, 3, 1, 1))[:, 1:-1, 2:-3]
-        return planar
-
-    def expected(self, shape: tuple[int, int], name: str) -> np.ndarray:
-        return pillow_resize.crop(self.pixels, self.box, shape, name, self.orientation, self.flip)
 
 
 def made(

@@ -103,6 +103,7 @@ def test_training_is_rehearsed_and_watched(
 ) -> None:
     monkeypatch.setattr(gpu_training, "TRACED", 3)
     options = _options(LOADER, shards["jpeg"]) | {"decode": "pil", "model": "ResNet-18"}
+    options["kernels"] = "torch"
     asked = gpu_training.entry(**options)
     assert trace.NEXT in asked(traced=True)["lanes"]["lanes"]
     found = asked()

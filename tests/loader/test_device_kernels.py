@@ -1,0 +1,250 @@
+"""Kernels of Triton: the pixels of torch's operations, and of Pillow, bit for bit.
+
+Where there is no GPU, Triton's interpreter runs them. It rounds each product and each sum by
+itself, and compilers may not: what is compiled for a GPU is searched for fused ones.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import small_datasets
+from support.device_crops import Picture
+
+import shardio
+from shardio import OptionError, RandomResizedCrop, ShardDataset, ShardLoader
+from shardio.loader.normalize import Images
+
+pytest.importorskip("triton", reason="Triton is not installed; tools/setup brings it")
+
+FILTERS = ("bilinear", "bicubic", "lanczos", "box", "hamming")
+SHAPE = (13, 22)
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NAME = "shardio.loader.device_kernels"
+
+
+def loaded(monkeypatch: pytest.MonkeyPatch, interpret: bool) -> Iterator[ModuleType]:
+    """The kernels, interpreted or not: which it is, is settled when their module is imported."""
+    if interpret:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    else:
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    before = sys.modules.pop(NAME, None)
+    yield importlib.import_module(NAME)
+    sys.modules.pop(NAME)
+    if before is not None:
+        sys.modules[NAME] = before
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    yield from loaded(monkeypatch, DEVICE == "cpu")
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    yield from loaded(monkeypatch, False)
+
+
+# --- crops ----------------------------------------------------------------------------------------
+
+
+def made(kernels: ModuleType, pictures: list[Picture], name: str, out: torch.Tensor) -> Any:
+    places = torch.tensor([one.place for one in pictures], dtype=torch.float64)
+    tensors = [one.tensor(number).to(DEVICE) for number, one in enumerate(pictures)]
+    kernels.resample(tensors, places, name, out)
+    return out.permute(0, 2, 3, 1).cpu().numpy()
+
+
+def blank(count: int, last: bool = True) -> torch.Tensor:
+    out = torch.full((count, 3, *SHAPE), 7, dtype=torch.uint8, device=DEVICE)
+    return out.contiguous(memory_format=torch.channels_last) if last else out
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_every_crop_is_pillow_s_bit_for_bit(kernels: ModuleType, name: str) -> None:
+    pictures = [Picture(seed) for seed in range(24)]
+    for last in (False, True):
+        found = made(kernels, pictures, name, blank(24, last))
+        for one, got in zip(pictures, found, strict=True):
+            np.testing.assert_array_equal(got, one.expected(SHAPE, name), str(one.place))
+
+
+def test_rows_without_a_picture_stay(kernels: ModuleType) -> None:
+    pictures = [Picture(seed) for seed in range(4)]
+    places = torch.tensor([one.place for one in pictures], dtype=torch.float64)
+    out = blank(4)
+    kernels.resample([None, pictures[1].tensor().to(DEVICE), None, None], places, "box", out)
+    expected = pictures[1].expected(SHAPE, "box")
+    np.testing.assert_array_equal(out[1].permute(1, 2, 0).cpu().numpy(), expected)
+    assert bool((out[[0, 2, 3]] == 7).all())
+    kernels.resample([None] * 4, places, "box", out)
+
+
+def test_a_file_that_is_smaller_than_what_its_crop_reads_reads_nothing_else(
+    kernels: ModuleType,
+) -> None:
+    """Of a picture in the midst of others, only its own bytes are seen."""
+    one = Picture(7)
+    one.place[:10] = [0.0, 0.0, 80.0, 80.0, 80, 80, 30, 30, 5, 4]
+    around = torch.zeros((3, 24, 25), dtype=torch.uint8, device=DEVICE)
+    around[:, 10:14, 10:15] = 200
+    out = blank(1)
+    places = torch.tensor([one.place], dtype=torch.float64)
+    kernels.resample([around[:, 10:14, 10:15]], places, "bilinear", out)
+    assert bool((out == 200).all())
+
+
+@pytest.mark.parametrize("last", [None, False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_crops_are_normalised_as_images_are(
+    kernels: ModuleType, dtype: torch.dtype, last: bool | None
+) -> None:
+    pictures = [Picture(seed) for seed in range(6)]
+    places = torch.tensor([one.place for one in pictures], dtype=torch.float64)
+    tensors = [one.tensor(number).to(DEVICE) for number, one in enumerate(pictures)]
+    images = Images(MEAN, STD, dtype, last)
+    pixels, out = blank(6), images.empty(blank(6))
+    kernels.resample(tensors, places, "bicubic", pixels)
+    kernels.resample(tensors, places, "bicubic", out, *images.factors(out))
+    wanted = images.normalized(pixels.cpu())
+    assert torch.equal(out.cpu(), wanted) and out.stride() == wanted.stride()
+
+
+# --- normalisation --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("last", [None, False, True])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+def test_every_value_is_normalised_as_on_the_cpu(
+    kernels: ModuleType, dtype: torch.dtype, last: bool | None
+) -> None:
+    """All values of a pixel, with 100 means and stds, in each layout of memory."""
+    random = np.random.default_rng(0)
+    mean, std = (random.uniform(0.05, 1, 100).tolist() for _ in range(2))
+    every = torch.arange(256, dtype=torch.uint8).repeat(100, 1).view(1, 100, 16, 16)
+    every = torch.cat([every, every.flip(3), every])
+    layouts = every, every.contiguous(memory_format=torch.channels_last), every.transpose(2, 3)
+    here, there = (Images(mean, std, dtype, last, kind) for kind in ("torch", "triton"))
+    for pixels in layouts:
+        wanted, found = here.normalized(pixels), there.normalized(pixels.to(DEVICE))
+        assert found.dtype == dtype and found.stride() == wanted.stride()
+        assert torch.equal(found.cpu(), wanted)
+
+
+def test_no_images_are_no_launch(kernels: ModuleType) -> None:
+    none = torch.empty((0, 3, 4, 5), dtype=torch.uint8, device=DEVICE)
+    assert Images(MEAN, STD, kernels="triton").normalized(none).shape == none.shape
+
+
+# --- as users call it -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"mean": MEAN, "std": STD, "dtype": torch.bfloat16}, {"dtype": torch.float16}]
+)
+def test_a_loader_gives_what_it_gives_without_them(
+    kernels: ModuleType, packed: Callable[..., Path], options: dict[str, Any]
+) -> None:
+    folder = packed([10], image=small_datasets.jpeg)
+    crop = RandomResizedCrop(8, flip=True)
+    for decode in ("cuda", "pil"):
+        dataset = ShardDataset(
+            folder, batch_size=4, fields=("image", "label"), transform=crop, decode=decode
+        )
+        runs = []
+        for kind in ("torch", "triton"):
+            dataset.set_epoch(0)
+            how = {"num_workers": 0, "threads": 0, "device": DEVICE, "decoder": "pil"}
+            if decode == "pil":
+                how.pop("decoder")
+            with ShardLoader(dataset, kernels=kind, **how, **options) as loader:
+                runs.append(list(loader))
+        for (images, labels), (others, same) in zip(*runs, strict=True):
+            assert torch.equal(images, others) and torch.equal(labels, same)
+            assert images.dtype == others.dtype and images.stride() == others.stride()
+
+
+def test_means_of_another_number_of_channels_are_told(
+    kernels: ModuleType, packed: Callable[..., Path]
+) -> None:
+    folder = packed([3], image=small_datasets.jpeg)
+    dataset = ShardDataset(
+        folder, batch_size=3, fields=("image",), transform=RandomResizedCrop(8), decode="cuda"
+    )
+    how = {"num_workers": 0, "threads": 0, "device": DEVICE, "decoder": "pil"}
+    with ShardLoader(dataset, kernels="triton", mean=(0.5,), **how) as loader:
+        with pytest.raises(OptionError, match="mean and std are for 1 channels"):
+            next(iter(loader))
+
+
+def test_what_is_no_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(OptionError, match='kernels is \'cuda\': expected "torch" or "triton"'):
+        shardio.prefetch([], "cpu", kernels="cuda")
+    with pytest.raises(OptionError, match='kernels is "triton", which runs on a GPU'):
+        shardio.prefetch([], "cpu", kernels="triton")
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, NAME, raising=False)
+    with pytest.raises(shardio.DependencyError, match="pip install triton, or leave kernels out"):
+        shardio.prefetch([], "cpu", kernels="triton")
+
+
+# --- what a compiler makes of them ----------------------------------------------------------------
+
+_TYPES = {
+    "table": "*fp64",
+    "numbers": "*i64",
+    "weights": "*i32",
+    "firsts": "*i32",
+    "pixels": "*u8",
+    "scale": "*fp32",
+    "bias": "*fp32",
+}
+
+
+def ptx(kernel: Any, options: dict[str, Any], out: str = "*fp32", **constants: Any) -> str:
+    """A kernel as it is compiled for an H100."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    types = {
+        name: "constexpr" if name in constants else (_TYPES | {"out": out}).get(name, "i32")
+        for name in kernel.arg_names
+    }
+    source = ASTSource(kernel, types, constants)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return str(made.asm["ptx"])
+
+
+NORMALIZE = {"LAST_IN": True, "LAST_OUT": True, "LARGE": False, "BLOCK": 1024}
+
+
+@pytest.mark.parametrize("out", ["*fp32", "*bf16", "*fp16"])
+def test_no_product_is_fused_with_a_sum(compiled: ModuleType, out: str) -> None:
+    crop = ptx(compiled._crop, compiled.EXACT, out, NORMALIZE=True, BLOCK=256)
+    assert "mul" in crop and "fma" not in crop
+    assert "fma" not in ptx(compiled._normalize, compiled.EXACT, out, **NORMALIZE)
+
+
+@pytest.mark.parametrize("name, reach", [("box", 0.5), ("bilinear", 1.0), ("bicubic", 2.0)])
+def test_no_weight_is_fused(compiled: ModuleType, name: str, reach: float) -> None:
+    how = {"FILTER": name, "REACH": reach, "BLOCK": 256}
+    weigh = ptx(compiled._weigh, compiled.EXACT, **how)
+    assert "div.rn.f64" in weigh and "fma" not in weigh
+
+
+def test_the_search_finds_what_is_fused(compiled: ModuleType) -> None:
+    fused = {"enable_fp_fusion": True}
+    assert "fma.rn.f32" in ptx(compiled._normalize, fused, **NORMALIZE)
