@@ -12,7 +12,7 @@ from pathlib import Path
 
 from . import cold, compare, gpu, remote, report
 from .data import DEFAULT, Data
-from .harness import RESULTS, RIVALS, BenchmarkError, NotHere, Result, show
+from .harness import RESULTS, RIVALS, BenchmarkError, Deadline, NotHere, Result, show
 
 NAMES = (
     "cold",
@@ -54,6 +54,7 @@ PARTS = {  # of --only
     "gpu": tuple(gpu.PARTS),
 }
 ON_A_GPU = ("gpu", "gpu_decode")  # they take --device
+IN_TIME = (*ON_A_GPU, "cores")  # they take --within
 AGAINST = "against"  # takes a commit, and is not among `all`
 
 
@@ -80,10 +81,15 @@ def main() -> int:
         help="of the gpu benchmarks; cpu: a rehearsal without a GPU, which measures nothing",
     )  # fmt: skip
     parser.add_argument(
+        "--within", type=float, metavar="SECONDS",
+        help="stop by itself, the most telling rows first; needs --out, where each row is kept",
+    )  # fmt: skip
+    parser.add_argument(
         "--rows", nargs="+", default=[], metavar="NAME", help="for against: rows with this in them"
     )
     parser.add_argument("--rounds", type=int, metavar="N", help="for against; default: 11")
     options = parser.parse_args()
+    deadline = None if options.within is None else Deadline(options.within)
     if options.name is None:
         for name in NAMES:
             print(f"{name:16}{_describe(name)}")
@@ -105,13 +111,15 @@ def main() -> int:
         parser.error("--rows and --rounds are for against")
     if options.device == "cpu" and options.name not in ON_A_GPU:
         parser.error(f"--device is for {', '.join(ON_A_GPU)}")
+    if deadline and (options.name not in IN_TIME or not options.out):
+        parser.error(f"--within is for {', '.join(IN_TIME)}, and needs --out")
     names = NAMES if options.name == "all" else (options.name,)
     if options.out and len(names) > 1:
         parser.error("--out is one file; `all` stores each result in benchmarks/results")
     failed = False
     for name in names:
         try:
-            _run(name, options)
+            _run(name, options, deadline)
         except BenchmarkError as error:
             show(f"benchmarks {name}: {error}")
             failed |= len(names) == 1 or not isinstance(error, NotHere)
@@ -121,7 +129,7 @@ def main() -> int:
     return int(failed)
 
 
-def _run(name: str, options: argparse.Namespace) -> None:
+def _run(name: str, options: argparse.Namespace, deadline: Deadline | None) -> None:
     module = importlib.import_module(f"benchmarks.{name}")
     kind = f".{options.only}" if options.only else ""
     rehearsal = options.device == "cpu"
@@ -133,7 +141,9 @@ def _run(name: str, options: argparse.Namespace) -> None:
     show(f"{name}: {_describe(name)}")
     try:
         quick = options.quick or rehearsal
-        result = Result(name, ["python", "-m", "benchmarks", *sys.argv[1:]], quick, rehearsal)
+        command = ["python", "-m", "benchmarks", *sys.argv[1:]]
+        kept = (out, scratch) if deadline else None
+        result = Result(name, command, quick, rehearsal, deadline, kept)
         environments = getattr(module, "ENVIRONMENTS", RIVALS)
         rivals = environments.exists() and not options.without_rivals
         if not rivals:

@@ -27,9 +27,11 @@ from itertools import product
 from typing import Any
 
 from . import data
-from .harness import EntryProcess, Result, interleave, show
+from .gpu_feeds import WHOLE_S
+from .harness import START_S, Deadline, EntryProcess, Result, ending, interleave, show
 
 COUNTS = (1, 2, 4, 8, 16)
+TELLING = (16, 8, 4, 1, 2)  # where there is little time, these come first
 AHEAD = 2
 BARE, LOADER, SHARDS = "bare loop", "ShardLoader", "DataLoader, shards"
 SETS = {  # title: size of the crop, images a batch, about an image's CPU seconds
@@ -37,6 +39,7 @@ SETS = {  # title: size of the crop, images a batch, about an image's CPU second
     "photographs, tile JPEG": (224, 64, 0.7e-3),
     "CIFAR": (32, 512, 15e-6),
 }
+WEIGHTS = dict(zip(SETS, (3, 2, 1), strict=True))  # of the time
 ROUND_S, BETWEEN_S = 1.5, 0.7  # what a round measures; what comes before and after it
 LONGEST_S = 400  # all rounds together
 STAGES = ("read", "decode", "transform", "collate")
@@ -59,14 +62,16 @@ def run(source: data.Data, result: Result) -> None:
     counts = [count for count in COUNTS if count <= processors()]
     entries = len(SETS) * len(counts) * 3
     rounds = max(3, min(9, int(LONGEST_S / (ROUND_S + BETWEEN_S) / entries)))
-    for title, (size, batch, image_s) in SETS.items():
+    small = source.quick or not result.deadline.enough(WHOLE_S)
+    for title, deadline in result.deadline.shares(WEIGHTS):
+        size, batch, image_s = SETS[title]
         # So that a round does not reach the end of its epoch.
         records = int((ROUND_S + BETWEEN_S) * counts[-1] / image_s)
-        if source.quick:
+        if small:
             records = 8 * AHEAD * counts[-1] * batch
         few, shards = _pack(source, title, records)
         result.data(**{title: {"records": records}})
-        _compare(result, title, counts, 2 if source.quick else rounds, {
+        _compare(result, title, counts, 2 if source.quick else rounds, deadline, {
             BARE: ("cores:bare", {"path": str(few), "size": size}),
             LOADER: ("cores:shard_loader", {"path": str(shards), "size": size, "batch": batch}),
             SHARDS: ("cores:data_loader", {"path": str(shards), "size": size, "batch": batch}),
@@ -84,30 +89,52 @@ def _pack(source: data.Data, title: str, records: int) -> tuple[Any, Any]:
 
 
 def _compare(
-    result: Result, title: str, counts: list[int], rounds: int, entries: dict[str, Any]
+    result: Result,
+    title: str,
+    counts: list[int],
+    rounds: int,
+    deadline: Deadline,
+    entries: dict[str, Any],
 ) -> None:
     """Measure these entries with each number of processes, taking turns."""
     processes: dict[str, EntryProcess] = {}
-    try:
-        for (name, (function, options)), count in product(entries.items(), counts):
-            processes[_called(name, count)] = EntryProcess(function, workers=count, **options)
-        for name, one in processes.items():
-            show(f"  warm-up {name}: {one.round()['images_per_s']:,.0f} images/s")
-        measured = interleave({name: one.round for name, one in processes.items()}, rounds)
-    finally:
-        for one in processes.values():
-            one.close()
+    asked = [(name, count) for count in TELLING if count in counts for name in entries]
+    for name, count in asked if deadline.enough(START_S) else ():
+        function, options = entries[name]
+        processes[_called(name, count)] = EntryProcess(function, workers=count, **options)
+    warm = []
+    with ending(processes):
+        for name in deadline.part(0.5).each(processes):
+            found = processes[name].round()
+            show(f"  warm-up {name}: {found['images_per_s']:,.0f} images/s")
+            warm.append(name)
+        measured = interleave(
+            {name: processes[name].round for name in warm},
+            rounds,
+            deadline,
+            lambda measured: result.keep(lambda: _report(result, title, counts, measured)),
+        )
+    _report(result, title, counts, measured)
+
+
+def _report(result: Result, title: str, counts: list[int], found: dict[str, Any]) -> None:
+    """Report what there is: by name, and then by the number of processes."""
+    names = [_called(name, count) for name, count in product((BARE, LOADER, SHARDS), counts)]
+    measured = {name: found[name] for name in names if name in found}
     for name, count in product((LOADER, SHARDS), counts):
-        pairs = zip(measured[_called(name, count)], measured[_called(BARE, count)], strict=True)
+        # Where the time was over within a round, one of them has a round more.
+        pairs = zip(*(measured.get(_called(one, count), []) for one in (name, BARE)), strict=False)
         for one, bare in pairs:
             one["of_bare"] = one["images_per_s"] / bare["images_per_s"]
             one["of_bare_cpu"] = bare["workers_us"] / one["workers_us"]
     result.raw(title, measured)
     result.table(f"{title}, workers", measured, COLUMNS)
+    result.left_out(title, [name for name in names if name not in measured])
     for name, count in product((LOADER, SHARDS), counts):
-        found = sorted(one["of_bare"] for one in measured[_called(name, count)])
+        rounds = measured.get(_called(name, count), [])
+        ratios = sorted(one["of_bare"] for one in rounds if "of_bare" in one)
         what = f"{title}, {_called(name, count)}, images/s, of the bare loop's"
-        result.target(what, found[len(found) // 2], -0.9)
+        result.target(what, ratios[len(ratios) // 2] if ratios else None, -0.9)
 
 
 def _called(name: str, count: int) -> str:

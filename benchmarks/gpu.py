@@ -3,8 +3,9 @@
     --only transfers     batches of raw pixels to the GPU: gpu_transfers.py
     --only training      ResNets fed from JPEG, tiles, raw pixels, decode="cuda": gpu_training.py
 
-Each takes less than 9 minutes on 16 cores. Needs CUDA; --device cpu rehearses both on a CPU: every
-line but CUDA's runs, on few and small images, and what is found says nothing.
+Each takes less than 9 minutes on 16 cores, or about what --within says. Needs CUDA; --device cpu
+rehearses both on a CPU: every line but CUDA's runs, on few and small images, and what is found says
+nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ def run(
     source: data.Data, result: Result, parts: Sequence[str] = tuple(PARTS), device: str = "cuda"
 ) -> None:
     result.data(gpu=gpu(device))
-    scale = Scale.of(device, source.quick)
-    for part in parts:
-        PARTS[part](source, result, scale)
+    scale = Scale.of(device, source.quick, result.deadline)
+    for part, deadline in result.deadline.shares(dict.fromkeys(parts, 1)):
+        PARTS[part](source, result, scale, deadline)
 
 
 def gpu(device: str) -> str:

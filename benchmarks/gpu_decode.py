@@ -13,8 +13,9 @@ decodes of the last two forms says whether it takes restart markers. Pixels are 
 of PIL, in levels of 255.
 
 Then the whole road, ShardLoader with decode="cuda", by torch's kernels and by those of Triton,
-beside workers that decode; its crops are compared with those of the same road on the CPU. Needs
-CUDA; --device cpu rehearses it with PIL.
+beside workers that decode; its crops are compared with those of the same road on the CPU. It comes
+before the forms that are encoded again, which only say something of decoders. Needs CUDA; --device
+cpu rehearses it with PIL.
 """
 
 from __future__ import annotations
@@ -28,10 +29,21 @@ from . import data
 from .gpu import gpu
 from .gpu_feeds import Scale
 from .gpu_transfers import done
-from .harness import EntryProcess, Result, add_facts, interleave, ratio, show
+from .harness import (
+    START_S,
+    Deadline,
+    EntryProcess,
+    Result,
+    add_facts,
+    ending,
+    interleave,
+    ratio,
+    show,
+)
 
 PLAIN, TILES, CUTS = "plain", "tile JPEG", "cuts of tile JPEGs"
 AGAIN, MARKED = "encoded again", "the same, with markers"
+WEIGHTS = {"forms": 3, PLAIN: 3, TILES: 3, "others": 2}  # of the time, in this order
 ENGINE, PIL, WORKERS = "JPEG engine alone", "pil", "workers, by CPU"
 DECODERS = ("nvimgcodec", "torchcodec", "torchvision")
 TRITON = ", Triton"  # after the name of a decoder: kernels="triton"
@@ -52,41 +64,61 @@ Round = Callable[..., dict[str, Any]]
 
 def run(source: data.Data, result: Result, device: str = "cuda") -> None:
     result.data(gpu=gpu(device))
-    scale = Scale.of(device, source.quick)
+    scale = Scale.of(device, source.quick, result.deadline)
     few = {
         PLAIN: data.pack(source.originals(), source.scratch / "few"),
         TILES: data.pack(source.originals(), source.scratch / "tiles", "--jpeg-tiles"),
     }
-    forms = {name: str(path) for name, path in few.items()} | _more_forms(source, few, scale)
-    result.data(forms={name: data.folder_bytes(path) for name, path in forms.items()})
-    _alone(result, scale, forms)
-    for name in (PLAIN, TILES):
-        shards = data.repeat(few[name], source.scratch / "shards", scale.records)
-        _road(result, scale, name, str(shards))
-        data.remove(shards)
+    packed = {name: str(path) for name, path in few.items()}
+    there: list[str] = []
+    for name, deadline in result.deadline.shares(WEIGHTS):
+        if name == "forms":
+            forms = packed | _written(source, {CUTS: cuts(few[TILES])})
+            there = _alone(result, scale, forms, deadline)
+        elif name != "others":
+            shards = data.repeat(few[name], source.scratch / "shards", scale.records)
+            _road(result, scale, name, str(shards), there, deadline)
+            data.remove(shards)
+        elif deadline.enough(START_S):
+            _alone(result, scale, _written(source, encoded_again(few[PLAIN])), deadline)
+        else:
+            result.left_out("decoded alone", [AGAIN, MARKED])
 
 
-def _more_forms(source: data.Data, few: dict[str, Any], scale: Scale) -> dict[str, str]:
-    """Write the forms that are made of others, as datasets; return their folders."""
+def cuts(tiles: Any) -> list[bytes]:
+    """Return the cuts of tile JPEGs that a decoder of the GPU is given."""
     import shardio
     from shardio import RandomResizedCrop
     from shardio.images.device_crop import plan_crop
     from shardio.order.rng import word
 
     crop = RandomResizedCrop(224, flip=True)
-    found: dict[str, list[bytes]] = {CUTS: [], AGAIN: [], MARKED: []}
-    for i, sample in enumerate(shardio.open(few[TILES], decode=None)):
-        planned = plan_crop(crop, sample["image"], word(0, i), i)
-        if not planned.place[-2]:  # the reason why a worker would decode it
-            found[CUTS].append(bytes(planned.data))
-    for sample in shardio.open(few[PLAIN]):
+    samples = enumerate(shardio.open(tiles, decode=None))
+    planned = [plan_crop(crop, sample["image"], word(0, i), i) for i, sample in samples]
+    # With a reason why a worker would decode it, it is none.
+    return [bytes(one.data) for one in planned if not one.place[-2]]
+
+
+def encoded_again(plain: Any) -> dict[str, list[bytes]]:
+    """Return photographs encoded again, without restart markers and with them."""
+    import shardio
+
+    found: dict[str, list[bytes]] = {AGAIN: [], MARKED: []}
+    for sample in shardio.open(plain):
         for name, more in ((AGAIN, {}), (MARKED, {"restart_marker_rows": 1})):
             buffer = io.BytesIO()
             sample["image"].convert("RGB").save(buffer, "JPEG", quality=90, **more)
             found[name].append(buffer.getvalue())
+    return found
+
+
+def _written(source: data.Data, forms: dict[str, list[bytes]]) -> dict[str, str]:
+    """Write files of each form as a dataset; return their folders."""
+    import shardio
+
     folders = {}
-    for number, (name, files) in enumerate(found.items()):
-        folders[name] = str(source.scratch / f"form-{number}")
+    for name, files in forms.items():
+        folders[name] = str(source.scratch / f"form {name}")
         with shardio.Writer(folders[name], fields={"image": "image"}) as writer:
             for file in files:
                 writer.write({"image": file})
@@ -96,33 +128,45 @@ def _more_forms(source: data.Data, few: dict[str, Any], scale: Scale) -> dict[st
 # --- decoders alone -------------------------------------------------------------------------------
 
 
-def _alone(result: Result, scale: Scale, forms: dict[str, str]) -> None:
-    names = (PIL,) if scale.device == "cpu" else (*DECODERS, ENGINE, PIL)
+def _alone(result: Result, scale: Scale, forms: dict[str, str], deadline: Deadline) -> list[str]:
+    """Measure the decoders on each form; return those that are there."""
+    sizes = {name: data.folder_bytes(path) for name, path in forms.items()}
+    result.data(forms=result.facts["data"].get("forms", {}) | sizes)
+    names = [PIL] if scale.device == "cpu" else [*DECODERS, ENGINE, PIL]
     entries = {
         name: EntryProcess("gpu_decode:decoder", **scale.options(name=name, forms=forms))
-        for name in names
+        for name in (names if deadline.enough(START_S) else ())
     }
-    try:
+    with ending(entries):
         for name in tuple(entries):
             if missing := entries[name].round()["missing"]:
                 result.note(f"{name} was not measured: {missing}")
                 entries.pop(name).close()
-        for form in forms:
-            about = {name: one.round(form=form, compare=True) for name, one in entries.items()}
+                names.remove(name)
+        for form, its in deadline.shares(dict.fromkeys(forms, 1)):
+            about = {
+                name: entries[name].round(form=form, compare=True)
+                for name in its.part(0.5).each(entries)
+            }
             show(f"  {form}: {about}")
-            ways = {name: partial(one.round, form=form) for name, one in entries.items()}
-            measured = interleave(ways, scale.rounds)
-            for name, rounds in measured.items():
-                for one in rounds:
-                    one |= about[name]
-            result.raw(form, measured)
-            result.table(f"{form}, decoded alone", measured, COLUMNS, versus=PIL, by="images_per_s")
-            if ENGINE in about:
-                files, refused = about[ENGINE]["files"], about[ENGINE]["refused"]
-                result.note(f"{form}: the JPEG engine takes {files - refused} of {files} files")
-    finally:
-        for one in entries.values():
-            one.close()
+            ways = {name: partial(entries[name].round, form=form) for name in about}
+            measured = interleave(ways, scale.rounds, its)
+            _report_alone(result, form, names, about, measured)
+            result.keep()
+    return list(entries)
+
+
+def _report_alone(
+    result: Result, form: str, names: list[str], about: dict[str, Any], measured: dict[str, Any]
+) -> None:
+    add_facts(measured, about)
+    title = f"{form}, decoded alone"
+    result.raw(form, measured)
+    result.table(title, measured, COLUMNS, versus=PIL, by="images_per_s")
+    result.left_out(title, [name for name in names if name not in measured])
+    if ENGINE in about:
+        files, refused = about[ENGINE]["files"], about[ENGINE]["refused"]
+        result.note(f"{form}: the JPEG engine takes {files - refused} of {files} files")
 
 
 def decoder(scale: dict[str, Any], name: str, forms: dict[str, str]) -> Round:
@@ -219,24 +263,38 @@ def _differences(pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
 # --- the whole road -------------------------------------------------------------------------------
 
 
-def _road(result: Result, scale: Scale, form: str, path: str) -> None:
+def _road(
+    result: Result, scale: Scale, form: str, path: str, there: list[str], deadline: Deadline
+) -> None:
     """Measure ShardLoader with each decoder that is there, and with workers that decode."""
-    names = (PIL,) if scale.device == "cpu" else (*DECODERS, PIL)
-    skipped = [name for name in names if f"{name} was" in " ".join(result.facts["notes"])]
-    if scale.device != "cpu":
-        names += tuple(name + TRITON for name in DECODERS if name not in skipped)
+    there = [name for name in DECODERS if name in there]
+    # What the others are compared with first; PIL, which shows what a fallback costs, last.
+    names = [WORKERS, *there, *(name + TRITON for name in there), PIL]
     entries = {
         name: EntryProcess("gpu_decode:road", **scale.options(name=name, path=path))
-        for name in (*names, WORKERS)
-        if name not in skipped
+        for name in (names if deadline.enough(START_S) else ())
     }
-    try:
-        about = {name: one.round(compare=True) for name, one in entries.items()}
-        measured = interleave({name: one.round for name, one in entries.items()}, scale.rounds)
-    finally:
-        for one in entries.values():
-            one.close()
-    add_facts(measured, about)
+    about: dict[str, dict[str, Any]] = {}
+
+    def report(measured: dict[str, Any]) -> None:
+        add_facts(measured, about)
+        _report_road(result, scale, form, names, measured)
+
+    with ending(entries):
+        for name in deadline.part(0.5).each(entries):
+            about[name] = entries[name].round(compare=True)
+        measured = interleave(
+            {name: entries[name].round for name in about},
+            scale.rounds,
+            deadline,
+            lambda measured: result.keep(lambda: report(measured)),
+        )
+    report(measured)
+
+
+def _report_road(
+    result: Result, scale: Scale, form: str, names: list[str], measured: dict[str, Any]
+) -> None:
     columns = {
         "images_per_s": "images/s, no model",
         "cores": "cores that are busy",
@@ -248,7 +306,8 @@ def _road(result: Result, scale: Scale, form: str, path: str) -> None:
     title = f'{form}, decode="cuda", RandomResizedCrop({scale.size}), {scale.workers} workers'
     result.raw(title, measured)
     result.table(title, measured, columns, versus=WORKERS, by="images_per_s")
-    gpus = [name for name in entries if name.removesuffix(TRITON) in DECODERS]
+    result.left_out(title, [name for name in names if name not in measured])
+    gpus = [name for name in measured if name.removesuffix(TRITON) in DECODERS]
     found = [ratio(measured, name, WORKERS, "images_per_s") for name in gpus]
     what = f'{form}, images/s of the best decoder, of "{WORKERS}"'
     result.target(what, max(filter(None, found), default=None), -1.0)

@@ -15,9 +15,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .harness import Deadline
+
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LOADER, RESIDENT, PREFETCH, TIMM = "ShardLoader", "resident", "prefetch", "timm"
 PINNED, PLAIN = "DataLoader, pinned", "DataLoader"
+WHOLE_S = 500  # with less time than that, epochs are short
 
 
 @dataclass(frozen=True)
@@ -33,14 +36,14 @@ class Scale:
     models: tuple[str, ...]
 
     @staticmethod
-    def of(device: str, quick: bool) -> Scale:
+    def of(device: str, quick: bool, deadline: Deadline) -> Scale:
         """Return the scale of a run."""
         from shardio.machine import processors
 
         models = ("ResNet-50", "ResNet-18")
         if device == "cpu":
             return Scale(device, 4, 32, 4 * 10, 1, 1, models[1:])
-        steps = 16 if quick else 50
+        steps = 50 if not quick and deadline.enough(WHOLE_S) else 16
         return Scale(device, 256, 224, 256 * steps, 1 if quick else 3, processors(), models)
 
     def options(self, **more: Any) -> dict[str, Any]:

@@ -18,10 +18,22 @@ from typing import Any
 
 from . import data, trace
 from .gpu_feeds import LOADER, PINNED, PLAIN, PREFETCH, RESIDENT, TIMM, Scale, feed, missing
-from .harness import EntryProcess, Result, add_facts, interleave, ratio, show
+from .harness import (
+    START_S,
+    Deadline,
+    EntryProcess,
+    Result,
+    add_facts,
+    ending,
+    interleave,
+    median,
+    ratio,
+    show,
+)
 from .resnet import training_step
 
-KINDS = (LOADER, PREFETCH, RESIDENT, TIMM, PINNED, PLAIN)
+# The most telling first, which are measured where there is little time: targets are of these four.
+KINDS = (LOADER, TIMM, PREFETCH, PINNED, RESIDENT, PLAIN)
 SKIPPED = 4  # first steps of a round, while workers start
 READY, TIMES = 8, 6  # batches that lie ready beside two a worker; those counted of so many
 BEHIND = 2  # steps that the GPU may be behind the host
@@ -31,39 +43,54 @@ NEXT_MS = 0.3  # what is promised of a batch that is there
 Round = Callable[..., dict[str, Any]]
 
 
-def run(source: data.Data, result: Result, scale: Scale) -> None:
+def run(source: data.Data, result: Result, scale: Scale, deadline: Deadline) -> None:
     few = data.pack(
         source.originals(), source.scratch / "few", "--encode", "raw", "--resize", str(scale.size)
     )
     shards = data.repeat(few, source.scratch / "raw", scale.records)
     result.data(transfers={"records": scale.records, "batch": scale.batch, "size": scale.size})
-    entries = {}
-    for kind in KINDS:
-        if reason := missing(kind):
-            result.note(reason)
-            continue
+    entries: dict[str, EntryProcess] = {}
+    names = [kind for kind in KINDS if not missing(kind)]
+    for reason in filter(None, map(missing, KINDS)):
+        result.note(reason)
+    for kind in names if deadline.enough(START_S) else ():
         options = scale.options(kind=kind, path=str(shards))
         entries[kind] = EntryProcess("gpu_transfers:entry", **options)
-    try:
-        lanes, about = {}, {}
-        for name, one in entries.items():
-            about[name] = one.round(what="trace")
+    lanes: dict[str, Any] = {}
+    about: dict[str, dict[str, Any]] = {}
+
+    def report(measured: dict[str, Any]) -> None:
+        _report(result, scale, names, measured, about, lanes)
+
+    with ending(entries):
+        for name in deadline.part(0.3).each(entries):
+            about[name] = entries[name].round(what="trace")
             lanes[name] = about[name].pop("lanes")
             show(f"  trace, {name}: {about[name]}")
-        measured = interleave({name: one.round for name, one in entries.items()}, scale.rounds)
-        for name, one in entries.items():
-            about[name] |= one.round(what="memory")
-            about[name] |= one.round(what="close")
-    finally:
-        for one in entries.values():
-            one.close()
-    _report(result, scale, measured, about, lanes)
+        ways = {name: entries[name].round for name in about}
+        measured = interleave(
+            ways,
+            scale.rounds,
+            deadline.part(0.6),
+            lambda measured: result.keep(lambda: report(measured)),
+        )
+        for name in deadline.each(measured):
+            about[name] |= entries[name].round(what="memory")
+            about[name] |= entries[name].round(what="close")
+            result.keep(lambda: report(measured))
+    report(measured)
     data.remove(few, shards)
 
 
 def _report(
-    result: Result, scale: Scale, measured: dict[str, Any], about: dict[str, Any], lanes: Any
+    result: Result,
+    scale: Scale,
+    names: list[str],
+    measured: dict[str, Any],
+    about: dict[str, dict[str, Any]],
+    lanes: Any,
 ) -> None:
+    """Report what there is of these names, in the order in which they were asked."""
     add_facts(measured, about)
     columns = {
         "next_ms": "ms in next(), median",
@@ -85,23 +112,26 @@ def _report(
         "device_first_mb": "device memory, MB, epoch 1",
         "device_last_mb": "epoch 3",
     }
-    result.table("Memory", {name: [found] for name, found in about.items()}, memory)
+    asked = {name: [about[name]] for name in measured if "locked_mb" in about[name]}
+    result.table("Memory", asked, memory)
     result.raw("transfers", measured)
     result.raw("lanes", lanes)
+    result.left_out(title, [name for name in names if name not in measured])
+    result.left_out("Memory", [name for name in measured if name not in asked])
     for name in (LOADER, PREFETCH):
-        mine = measured[name]
+        mine, facts = measured.get(name, []), about.get(name, {})
         for key, what in (("next_ms", "median"), ("next_p99_ms", "p99")):
-            found = statistics.median(one[key] for one in mine)
+            found = median(mine, key) if mine else None
             result.target(f"{name}, ms in next(), {what}", found, NEXT_MS, unit="ms")
-        result.target(f"{name}, share of copies beside the step", about[name]["overlap"], -0.9)
-        grown = about[name]["device_last_mb"]
+        result.target(f"{name}, share of copies beside the step", facts.get("overlap"), -0.9)
+        grown = facts.get("device_last_mb")
         if grown is not None:
-            grown /= about[name]["device_first_mb"]
+            grown /= facts["device_first_mb"]
         result.target(f"{name}, device memory, epoch 3 of epoch 1", grown, 1.01)
         for other in (TIMM, PINNED):
             found = ratio(measured, name, other, "images_per_s")
             result.target(f"{name}, images/s without a model, of {other}'s", found, -1.0)
-    after = about[LOADER]["locked_after_mb"]
+    after = about.get(LOADER, {}).get("locked_after_mb")
     result.target("ShardLoader, page-locked after close", after, 0.0, unit="MB")
 
 

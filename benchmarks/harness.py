@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import resource
@@ -18,10 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from . import own_home
 
@@ -34,12 +35,64 @@ RIVAL_PACKAGES = (
 )
 
 
+T = TypeVar("T")
+START_S = 10.0  # processes that import torch and prepare: with less time, they are not started
+
+
 class BenchmarkError(Exception):
     """What the user can mend: printed without a traceback."""
 
 
 class NotHere(BenchmarkError):
     """This machine lacks what is measured: `all` goes on without it, and has not failed."""
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+class Deadline:
+    """Hold when something has to be done. Without an end, there is always enough time.
+
+    within: seconds from now. clock: shows seconds; it may run while the machine sleeps, or not.
+    """
+
+    def __init__(
+        self, within: float = math.inf, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock, self._ends = clock, clock() + within
+
+    @property
+    def given(self) -> bool:
+        """Return True if there is an end."""
+        return math.isfinite(self._ends)
+
+    def left(self) -> float:
+        """Return the seconds that are left; a negative number of them when the end has passed."""
+        return self._ends - self._clock()
+
+    def enough(self, seconds: float) -> bool:
+        """Return True if so much time is left."""
+        return self.left() >= seconds
+
+    def part(self, share: float) -> Deadline:
+        """Return the end of this share of what is left."""
+        return Deadline(max(0.0, self.left()) * share, self._clock)
+
+    def shares(self, weights: Mapping[T, float]) -> Iterator[tuple[T, Deadline]]:
+        """Yield each with the end of its share, by weight, of what those before it have left."""
+        names = list(weights)
+        for i, name in enumerate(names):
+            yield name, self.part(weights[name] / sum(weights[one] for one in names[i:]))
+
+    def each(self, turns: Iterable[T]) -> Iterator[T]:
+        """Yield turns as long as there is time for one more that is as long as the longest."""
+        longest = 0.0
+        for turn in turns:
+            if self.left() <= longest:
+                return
+            began = self._clock()
+            yield turn
+            longest = max(longest, self._clock() - began)
 
 
 # --- rounds ---------------------------------------------------------------------------------------
@@ -94,10 +147,19 @@ class EntryProcess:
         measured: dict[str, Any] = json.loads(line)
         return measured
 
-    def close(self) -> None:
-        assert self._process.stdin and self._process.stdout
+    def ready(self) -> None:
+        """Wait until it has prepared, so that no round's time has that in it."""
+        self.round(ready=True)
+
+    def end(self) -> None:
+        """Ask it to end, without waiting."""
+        assert self._process.stdin
         with contextlib.suppress(BrokenPipeError):  # it was killed before it read what it was asked
             self._process.stdin.close()
+
+    def close(self) -> None:
+        assert self._process.stdout
+        self.end()
         self._process.wait()
         self._process.stdout.close()
         self._home.close()
@@ -109,6 +171,20 @@ class EntryProcess:
         self.close()
 
 
+@contextlib.contextmanager
+def ending(processes: Mapping[str, EntryProcess]) -> Iterator[None]:
+    """Wait until all have prepared, and end those that are left at the end: all at a time."""
+    try:
+        for one in processes.values():
+            one.ready()
+        yield
+    finally:
+        for one in processes.values():
+            one.end()
+        for one in processes.values():
+            one.close()
+
+
 def add_facts(measured: dict[str, list[dict[str, Any]]], facts: dict[str, dict[str, Any]]) -> None:
     """Put what was found of each entry once into all of its rounds."""
     for name, rounds in measured.items():
@@ -117,15 +193,27 @@ def add_facts(measured: dict[str, list[dict[str, Any]]], facts: dict[str, dict[s
 
 
 def interleave(
-    processes: dict[str, Callable[[], dict[str, Any]]], rounds: int
+    processes: Mapping[str, Callable[[], dict[str, Any]]],
+    rounds: int,
+    deadline: Deadline | None = None,
+    keep: Callable[[dict[str, list[dict[str, Any]]]], object] = lambda measured: None,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Each entry's rounds; all run once in each round, and each begins as often as another."""
-    measured: dict[str, list[dict[str, Any]]] = {name: [] for name in processes}
+    """Each entry's rounds; all run once in each round, and each begins as often as another.
+
+    deadline: the last entries of the last round, or of the only one, are left out in time. Those
+    without a round are not in what is returned. keep: is given what is there, after each.
+    """
+    measured: dict[str, list[dict[str, Any]]] = {}
     names = list(processes)
-    for i in range(rounds):
-        for name in names[i % len(names) :] + names[: i % len(names)]:
-            measured[name].append(processes[name]())
-            show(f"  round {i + 1}/{rounds} {name}: {_brief(measured[name][-1])}")
+    turns = (
+        (i, name)
+        for i in range(rounds if names else 0)
+        for name in names[i % len(names) :] + names[: i % len(names)]
+    )
+    for i, name in (deadline or Deadline()).each(turns):
+        measured.setdefault(name, []).append(processes[name]())
+        show(f"  round {i + 1}/{rounds} {name}: {_brief(measured[name][-1])}")
+        keep(measured)
     return measured
 
 
@@ -159,9 +247,15 @@ class Result:
     """What one benchmark found: measurements, the tables shown, and the targets, met or not."""
 
     def __init__(
-        self, name: str, command: Sequence[str], quick: bool, rehearsal: bool = False
-    ) -> None:
-        """rehearsal: it ran where it can measure nothing, to see whether it runs."""
+        self, name: str, command: Sequence[str], quick: bool, rehearsal: bool = False,
+        deadline: Deadline | None = None, kept: tuple[Path, Path] | None = None,
+    ) -> None:  # fmt: skip
+        """rehearsal: it ran where it can measure nothing, to see whether it runs.
+
+        deadline: when it has to be done. kept: the file and the scratch folder of `keep`.
+        """
+        self.deadline = deadline or Deadline()
+        self._kept, self._show = kept, show
         self.facts: dict[str, Any] = {
             "benchmark": name,
             "command": shlex.join(
@@ -189,7 +283,12 @@ class Result:
         """Once, however often it is said."""
         if text not in self.facts["notes"]:
             self.facts["notes"].append(text)
-            show(f"note: {text}")
+            self._show(f"note: {text}")
+
+    def left_out(self, where: str, names: Sequence[str]) -> None:
+        """Note what has no round, since the time was over."""
+        if names:
+            self.note(f"{where}: the time was over before {', '.join(names)} had a round")
 
     def raw(self, name: str, measured: Any) -> None:
         """Every single measurement, as it came."""
@@ -217,7 +316,7 @@ class Result:
                 row["ratio"] = row[by]["median"] / base["median"] if row[by] and base else None
         table = {"title": title, "columns": columns, "versus": versus, "rows": rows}
         self.facts["tables"].append(table)
-        show("\n" + as_text(table))
+        self._show("\n" + as_text(table))
 
     def target(self, what: str, found: float | None, limit: float, *, unit: str = "x") -> None:
         """`limit` is the most allowed; a negative one, the least (its absolute value)."""
@@ -227,19 +326,44 @@ class Result:
         self.facts["targets"].append(
             {"what": what, "found": found, "limit": limit, "unit": unit, "met": met}
         )
-        show(target_line(self.facts["targets"][-1]))
+        self._show(target_line(self.facts["targets"][-1]))
+
+    def keep(self, report: Callable[[], object] = lambda: None) -> None:
+        """Store what is there, should this process be killed. Without a deadline, nothing is kept.
+
+        report: makes tables, targets and notes of the rest, which are made anew later.
+        """
+        if self._kept is None:
+            return
+        lists = [self.facts[name] for name in ("tables", "targets", "notes")]
+        lengths, self._show = [len(one) for one in lists], lambda text: None
+        report()
+        self._write(*self._kept)
+        self._show = show
+        for one, length in zip(lists, lengths, strict=True):
+            del one[length:]
 
     def store(self, out: Path, scratch: Path) -> None:
-        self.facts["machine"] = machine() | {"device": device(scratch)}
-        self.facts["load"] = self._load.found()
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(self.facts, indent=1) + "\n")
+        self._write(out, scratch)
         unmet = [t for t in self.facts["targets"] if not t["met"]]
         show(f"\n{len(self.facts['targets']) - len(unmet)} of {len(self.facts['targets'])} targets")
         for target in unmet:
             show(target_line(target))
         others = self.facts["load"]["other_cpu_share"]
         show(f"other processes used {others:.0%} of the CPUs; stored in {out}")
+
+    def _write(self, out: Path, scratch: Path) -> None:
+        self.facts["machine"] = machine() | {"device": device(scratch)}
+        self.facts["load"] = self._load.found()
+        write_json(out, self.facts)
+
+
+def write_json(out: Path, found: Any) -> None:
+    """Write a file that is there whole, or as it was before, whenever this process is killed."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    beside = out.with_name(f".{out.name}")
+    beside.write_text(json.dumps(found, indent=1) + "\n")
+    beside.replace(out)
 
 
 def statistics_of(values: Iterable[float]) -> dict[str, float]:

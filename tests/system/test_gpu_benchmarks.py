@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,9 @@ from benchmarks import __main__ as command_line
 from benchmarks import cores, gpu_decode, gpu_feeds, gpu_training, gpu_transfers, report, trace
 from benchmarks.data import PHOTOS, Data, pack, repeat
 from benchmarks.gpu_feeds import LOADER, PINNED, PLAIN, PREFETCH, RESIDENT, Feed, Scale, feed
-from benchmarks.harness import Result
+from benchmarks.harness import Deadline, Result, interleave
 
-SCALE = replace(Scale.of("cpu", True), workers=0, records=24, batch=4, size=16)
+SCALE = replace(Scale.of("cpu", True, Deadline()), workers=0, records=24, batch=4, size=16)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,7 @@ def test_training_is_rehearsed_and_watched(
 ) -> None:
     monkeypatch.setattr(gpu_training, "TRACED", 3)
     options = _options(LOADER, shards["jpeg"]) | {"decode": "pil", "model": "ResNet-18"}
-    options["kernels"] = "torch"
+    options |= {"kernels": "torch"}
     asked = gpu_training.entry(**options)
     assert trace.NEXT in asked(traced=True)["lanes"]["lanes"]
     found = asked()
@@ -193,6 +194,186 @@ def test_a_round_ends_when_each_worker_has_made_as_many() -> None:
         assert len(list(cores._turns(10, workers, began=1e12))) == 10 // workers * workers
 
 
+# --- in time --------------------------------------------------------------------------------------
+
+
+class Entry:
+    """An entry whose rounds take 3 seconds each, by a clock of their own."""
+
+    now = 0.0
+
+    def __init__(self, function: str, **options: Any) -> None:
+        self.decoder = function == "gpu_decode:decoder"
+
+    def ready(self) -> None:
+        Entry.now += 0.1
+
+    def round(self, **asked: Any) -> dict[str, Any]:
+        if asked or not self.decoder:  # which says only whether it is there
+            Entry.now += 3
+        return {
+            **{"lanes": {}, "missing": "", "bound": "compute", "of_alone": 0.97, "overlap": 0.95},
+            **{"images_per_s": 9.0, "next_ms": 0.1, "next_p99_ms": 0.1, "workers_us": 1.0},
+            **{"locked_mb": 1, "locked_after_mb": 0, "device_first_mb": 1, "device_last_mb": 1},
+            **{"files": 1, "refused": 0, "mean": 0.0, "watched": 0.01},
+        }
+
+    def end(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def in_time(
+    module: ModuleType, within: float, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """Run a benchmark of entries as above; return what it found."""
+    Entry.now = 0.0
+    packs = SimpleNamespace(
+        pack=lambda folder, out, *options: Path(out), repeat=lambda few, out, count: Path(out),
+        remove=lambda *paths: None, folder_bytes=lambda path: 1,
+    )  # fmt: skip
+    monkeypatch.setattr(module, "data", packs)
+    monkeypatch.setattr(module, "EntryProcess", Entry)
+    monkeypatch.setattr("shardio.machine.processors", lambda: 16)
+    monkeypatch.setattr(gpu_feeds.importlib.util, "find_spec", lambda name: True)
+    for name in ("cuts", "encoded_again"):
+        monkeypatch.setattr(gpu_decode, name, lambda few: {gpu_decode.AGAIN: [], "": []})
+    monkeypatch.setattr(gpu_decode, "_written", lambda source, made: dict.fromkeys(made, "a path"))
+    monkeypatch.setattr(gpu_decode, "gpu", lambda device: "a GPU")
+    deadline = Deadline(within, lambda: Entry.now)
+    out = folder / "kept.json"
+    result = Result("x", ["pytest"], False, False, deadline, (out, folder))
+    source: Any = SimpleNamespace(
+        quick=False, scratch=folder, originals=lambda: folder, cifar=lambda: folder
+    )
+    if module in (gpu_decode, cores):
+        module.run(source, result)
+    else:
+        module.run(source, result, Scale.of("cuda", False, deadline), deadline)
+    if within < 1e9:  # what was kept on the way is what is there, but for what follows the last row
+        kept = json.loads(out.read_text())
+        assert kept["tables"] == result.facts["tables"][: len(kept["tables"])]
+        assert kept["machine"] and kept["load"]
+    return result.facts
+
+
+def rows(found: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    return [(one["title"], [row["name"] for row in one["rows"]]) for one in found["tables"]]
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6])
+@pytest.mark.parametrize("module", [gpu_transfers, gpu_decode, gpu_training, cores])
+def test_a_benchmark_ends_in_time_and_says_what_it_left_out(
+    module: ModuleType, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = in_time(module, 1e9, tmp_path, monkeypatch)
+    within = share * Entry.now
+    found = in_time(module, within, tmp_path, monkeypatch)
+    assert 0.75 * within < Entry.now <= within
+    notes = " ".join(found["notes"])
+    there = {f"{title}: {name}" for title, names in rows(found) for name in names}
+    for title, names in rows(whole):
+        for name in names:
+            assert f"{title}: {name}" in there or name in notes, (title, name)
+    # The same targets, and those of what was left out are not measured.
+    wanted = {one["what"].partition(": watch")[0] for one in whole["targets"]}
+    assert {one["what"].partition(": watch")[0] for one in found["targets"]} == wanted
+    assert all((one["met"] is None) == (one["found"] is None) for one in found["targets"])
+    assert all(one["met"] is not None for one in whole["targets"])
+    assert "the time was over before" in notes or share > 0.3
+
+
+@pytest.mark.parametrize(
+    ("module", "first"),
+    [
+        (gpu_transfers, [[LOADER, gpu_feeds.TIMM]]),
+        (gpu_training, [["JPEG", 'JPEG, decode="cuda"', 'JPEG, decode="cuda", Triton'], ["JPEG"]]),
+        (cores, [["bare loop, 16", "ShardLoader, 16", "DataLoader, shards, 16"]]),
+    ],
+)
+def test_the_most_telling_rows_come_first(
+    module: ModuleType, first: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = in_time(module, 60, tmp_path, monkeypatch)
+    tables = [names for _, names in rows(found) if names]
+    for names, wanted in zip(tables, first, strict=False):
+        assert set(wanted) <= set(names), names
+    assert len(tables) >= len(first)
+
+
+def test_decoders_of_photographs_and_the_road_come_before_photographs_encoded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titles = [title for title, names in rows(in_time(gpu_decode, 100, tmp_path, monkeypatch))]
+    kinds = ["road" if 'decode="cuda"' in title else title.partition(",")[0] for title in titles]
+    assert kinds.index("plain") < kinds.index("tile JPEG") < kinds.index("road")
+    whole = in_time(gpu_decode, 1e9, tmp_path, monkeypatch)
+    assert [title for title, _ in rows(whole)][-2].startswith(gpu_decode.AGAIN)
+
+
+def test_time_is_shared_by_weight_and_what_one_leaves_goes_to_those_behind_it() -> None:
+    now = 0.0
+    deadline = Deadline(100, lambda: now)
+    shares = deadline.shares({"a": 1, "b": 3, "c": 1})
+    name, its = next(shares)
+    assert (name, its.left()) == ("a", 20)
+    now += 10  # it leaves a half
+    name, its = next(shares)
+    assert (name, its.left()) == ("b", 90 * 3 / 4)
+    now += 80  # it takes more than its share
+    name, its = next(shares)
+    assert (name, its.left(), its.enough(10), its.enough(11)) == ("c", 10, True, False)
+    assert Deadline().part(0.5).enough(1e12) and not Deadline().given and deadline.given
+    now += 100
+    assert deadline.left() < 0 and deadline.part(0.5).left() == 0 and not list(deadline.each("ab"))
+
+
+def test_rounds_end_before_one_that_would_be_too_long() -> None:
+    now, kept = 0.0, []
+
+    def one_round(seconds: float) -> dict[str, Any]:
+        nonlocal now
+        now += seconds
+        return {"x": seconds}
+
+    ways = {name: lambda i=i: one_round(i) for i, name in enumerate("abcd", 1)}
+    deadline = Deadline(12.5, lambda: now)
+    found = interleave(ways, 3, deadline, lambda found: kept.append(sum(map(len, found.values()))))
+    # 1, 2, 3, 4 seconds; 2.5 are left, and the longest took 4.
+    assert {name: len(one) for name, one in found.items()} == dict.fromkeys("abcd", 1)
+    assert kept == [1, 2, 3, 4]
+    found = interleave(ways, 1, Deadline(5, lambda: now))
+    assert list(found) == ["a", "b"]
+    assert interleave({}, 3) == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "speed", "right"),
+    [
+        ("compute", 0.95, 1.0), ("compute", 0.89, 0.0), ("loader", 0.89, 1.0),
+        ("start-up", 0.5, 1.0), ("loader", 0.99, 0.0), ("compute", 0.92, None),
+        ("loader", 0.9, None), ("unknown", 0.5, None),
+    ],
+)  # fmt: skip
+def test_watch_is_compared_with_the_speed(said: str, speed: float, right: float | None) -> None:
+    far = [{"bound": "nothing", "of_alone": value} for value in (0.0, 2.0)]
+    middle = {"bound": said, "of_alone": speed, "gpu_idle": 0.5}
+    assert gpu_training.judged([far[1], middle, far[0]]) == (said, right)
+    assert gpu_training.judged([]) == ("nothing", None)
+
+
+def test_within_is_only_for_those_that_keep_to_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["raw", "--within", "9", "--out", "x"], ["cores", "--within", "9"]):
+        monkeypatch.setattr(sys, "argv", ["benchmarks", *words])
+        with pytest.raises(SystemExit):
+            command_line.main()
+        assert "--within is for gpu, gpu_decode, cores, and needs --out" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["gpu --only transfers", "gpu --only training", "gpu_decode"])
 def test_a_benchmark_is_rehearsed_by_its_processes(tmp_path: Path, what: str) -> None:
@@ -218,10 +399,11 @@ def test_forms_of_photographs_differ_in_what_their_names_say(tmp_path: Path) -> 
     source = Data(tmp_path, tmp_path, True, False)
     few = {gpu_decode.PLAIN: pack(source.originals(), tmp_path / "few")}
     few[gpu_decode.TILES] = pack(source.originals(), tmp_path / "tiles", "--jpeg-tiles")
-    forms = gpu_decode._more_forms(source, few, SCALE)
+    made = {gpu_decode.CUTS: gpu_decode.cuts(few[gpu_decode.TILES])}
+    made |= gpu_decode.encoded_again(few[gpu_decode.PLAIN])
     files = {
         name: [sample["image"] for sample in shardio.open(path, decode=None)]
-        for name, path in {**few, **forms}.items()
+        for name, path in {**few, **gpu_decode._written(source, made)}.items()
     }
     for name, found in files.items():
         assert len(found) == 8
