@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import re
 import select
@@ -22,7 +23,7 @@ from PIL import Image
 from support import LIMIT_S, gpu
 
 from benchmarks.data import CIFAR, PHOTOS, Data
-from benchmarks.harness import EntryProcess
+from benchmarks.harness import Deadline, EntryProcess
 from shardio.images import jpeg_tiles
 from tools.gpu_check import (
     __main__,
@@ -72,6 +73,7 @@ def test_without_a_gpu_one_line_says_what_it_needs(tmp_path: Path) -> None:
         (["collect", "x", "--limit", "40"], "expected a size like 40MiB"),
         (["collect", "x", "--python", "3"], "expected a version like 3.12"),
         (["collect", "x", "--without", "torch"], "--without torch: there are lmdb"),
+        (["collect", "x", "--torch", "newest"], "expected a version like 2.11.0"),
     ],
 )
 def test_what_is_asked_wrongly_is_told(
@@ -130,7 +132,7 @@ def part(code: str, limit_s: float = LIMIT_S, judge: Any = None) -> parts.Part:
     def passed(out: Path, rehearse: bool) -> tuple[str, str, Any]:
         return parts.PASSED, "well", json.loads(out.read_text())
 
-    return parts.Part("a test", limit_s, command, judge or passed)
+    return parts.Part("a test", limit_s, 1, command, judge or passed)
 
 
 WRITES = "import sys; open(sys.argv[1], 'w').write('[1]')\n"
@@ -242,6 +244,129 @@ limited.run(line, {LIMIT_S}, Path({str(tmp_path / "log")!r}))
 def test_a_part_without_time_is_not_begun(options: parts.Options) -> None:
     found = run(part("raise SystemExit('begun')"), options, left_s=0)
     assert found["status"] == "not run" and "--within" in found["why"]
+
+
+def test_a_part_is_told_its_time_where_the_call_has_a_limit(tmp_path: Path) -> None:
+    every = parts.Options(None, tmp_path, rehearse=False, quick=False)
+    for name in ("probe", "transfers", "decode", "train", "cores"):
+        command = parts.PARTS[name].command
+        assert "--within" not in command(every, tmp_path)
+        assert command(every._replace(within=81.6), tmp_path)[-2:] == ["--within", "82"]
+    assert parts.PARTS["tests"].command(every._replace(within=81), tmp_path) == (
+        parts.PARTS["tests"].command(every, tmp_path)
+    )
+
+
+@pytest.mark.parametrize(("left_s", "told"), [(100.0, 90.0), (1e9, 990.0), (math.inf, None)])
+def test_a_part_has_to_end_by_itself_before_it_is_ended(
+    options: parts.Options, monkeypatch: pytest.MonkeyPatch, left_s: float, told: float | None
+) -> None:
+    given: list[float | None] = []
+
+    def command(options: parts.Options, out: Path) -> list[str]:
+        given.append(options.within)
+        return [sys.executable, "-c", WRITES, str(out)]
+
+    assert run(part("", 1000)._replace(command=command), options, left_s)["status"] == "passed"
+    assert given == [told]
+
+
+@needs_cpu
+def test_each_part_gets_its_share_and_what_others_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, given = 0.0, {}
+    takes = {"probe": 10.0, "tests": 200.0, "transfers": 5.0, "train": 5.0}
+
+    def part(name: str, *rest: Any) -> dict[str, Any]:
+        nonlocal now
+        given[name] = rest[-1]
+        now += takes[name]
+        return {"status": "passed", "seconds": 1, "why": ""}
+
+    def prepare(*rest: Any) -> tuple[dict[str, str], dict[str, Any]]:
+        nonlocal now
+        now += 35
+        return {}, {"core": {"what": ""}}
+
+    monkeypatch.setattr(__main__, "Deadline", lambda within: Deadline(within, lambda: now))
+    monkeypatch.setattr(__main__, "ENDING_S", 15)
+    monkeypatch.setattr(environment, "WORK", tmp_path)
+    monkeypatch.setattr(page, "write", lambda out: None)
+    monkeypatch.setattr(environment, "prepare", prepare)
+    monkeypatch.setattr(parts, "run", part)
+    weights = {"probe": 1, "tests": 1, "transfers": 2, "train": 4}
+    for name, weight in weights.items():
+        monkeypatch.setitem(parts.PARTS, name, parts.PARTS[name]._replace(weight=weight))
+    words = [*takes, "--rehearse", "--within", "450", "--out", str(tmp_path)]
+    assert __main__.main(words) == 0
+    # 450 - 15 to end - 35 to set up = 400 of 8 shares; 390 of 7; 190 of 6; the rest.
+    wanted = {"probe": 50, "tests": 390 / 7, "transfers": 190 / 3, "train": 185}
+    assert given == pytest.approx(wanted)
+    assert __main__.main(["probe", "--rehearse", "--out", str(tmp_path)]) == 0
+    assert given["probe"] == math.inf
+
+
+def test_two_calls_of_380_seconds_have_time_for_every_part() -> None:
+    """The seconds that they took on an H100, to which rows, processes and rounds are added."""
+    took = {"probe": 75, "tests": 65, "transfers": 60, "decode": 90, "train": 150, "cores": 100}
+    for names in (["probe", "tests", "transfers", "decode"], ["train", "cores"]):
+        deadline = Deadline(380 - __main__.ENDING_S - 25, lambda: 0.0)  # 25: to set up
+        for name, its in deadline.shares({name: parts.PARTS[name].weight for name in names}):
+            assert its.left() - parts.MARGIN_S >= took[name] * 0.9, name
+
+
+KEPT = """
+import sys
+from pathlib import Path
+from benchmarks.harness import Deadline, Result, interleave
+out = Path(sys.argv[1])
+result = Result("cores", ["python"], True, False, Deadline(1e6), (out, out.parent))
+
+def report(measured):
+    result.table("rows", measured, {"x": "x"})
+    result.left_out("rows", [name for name in "abc" if name not in measured])
+    result.target("c", None, 1.0)
+
+def third():
+    print("at the third", flush=True)
+    sys.stdin.read()
+
+ways = {"a": lambda: {"x": 1}, "b": lambda: {"x": 2}, "c": third}
+interleave(ways, 1, result.deadline, lambda measured: result.keep(lambda: report(measured)))
+"""
+
+
+def test_what_a_benchmark_had_measured_is_kept_when_it_is_killed(tmp_path: Path) -> None:
+    out = tmp_path / "cores.out"
+    started = subprocess.Popen(
+        [sys.executable, "-c", KEPT, out], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert started.stdin and started.stdout
+    assert started.stdout.readline() == b"at the third\n"
+    started.kill()
+    started.communicate()
+    assert [path.name for path in tmp_path.iterdir()] == ["cores.out"]
+    ended = limited.Ended(None, 99.0, "")
+    found = parts.outcome(parts.PARTS["cores"], ended, out, False)
+    assert found["status"] == "over its limit" and "it ran past its limit" in found["why"]
+    assert [row["name"] for row in found["result"]["tables"][0]["rows"]] == ["a", "b"]
+    text = "\n".join(page._part("cores", stored("cores", **found)))
+    assert "| a | 1 |" in text and "the time was over before c had a round" in text
+    assert "not measured" in text
+
+
+def test_tests_that_are_interrupted_tell_what_ran(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import os, signal\ndef test_a(): pass\n"
+        "def test_b(): os.kill(os.getpid(), signal.SIGINT)\ndef test_c(): pass\n"
+    )
+    out = tmp_path / "junit.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={out}"]
+    subprocess.run([*command, "test_it.py"], cwd=tmp_path, capture_output=True)
+    found = parts.outcome(parts.PARTS["tests"], limited.Ended(None, 9.0, ""), out, False)
+    assert found["status"] == "over its limit"
+    assert 1 <= found["result"]["counts"]["passed"] <= 2  # and the one that it was at
 
 
 def test_tests_that_are_skipped_for_lack_of_a_gpu_have_not_passed(tmp_path: Path) -> None:
@@ -600,8 +725,57 @@ def test_what_the_machine_has_is_left_out(listing: str, tmp_path: Path) -> None:
     file = tmp_path / "listing"
     file.write_text(listing)
     found = collect.present(file)
-    assert {"pillow", "markup-safe"} <= found and "package" not in found
+    assert {"pillow", "markup-safe"} <= found.keys() and "package" not in found
+    assert found["pillow"] == "12.3.0" and found.get("torch", "2.11.0+cu130") == "2.11.0+cu130"
     assert "pillow" in collect.wanted("13", [])
+
+
+@pytest.mark.parametrize(
+    ("torch", "asked", "said"),
+    [
+        ("", "torchcodec>=0.16", ""),
+        ("2.11.0+cu130", "torchcodec>=0.16", ""),
+        ("2.13", "torchcodec>=0.16", ""),
+        ("3.0.1", "torchcodec>=0.16", ""),
+        ("2.10.0", "", "torchcodec 0.10, which fits torch 2.10, has no decode_jpeg"),
+        ("2.9.1", "", "torchcodec 0.9, which fits torch 2.9, has no decode_jpeg"),
+        ("2.3.1", "", "no torchcodec fits torch 2.3"),
+    ],
+)
+def test_torchcodec_is_of_the_release_that_fits_torch(torch: str, asked: str, said: str) -> None:
+    assert collect.torchcodec_for(torch) == (asked, said)
+
+
+@pytest.mark.parametrize(
+    ("words", "torchcodec", "said"),
+    [
+        (["--torch", "2.11.0"], ["torchcodec>=0.16"], ""),
+        (["--torch", "2.10.0"], [], "left out: torchcodec 0.10, which fits torch 2.10, has no"),
+        (["--without-present", "listing"], [], "left out: torchcodec 0.9, which fits torch 2.9,"),
+        (["--without-present", "listing", "--torch", "2.12"], ["torchcodec>=0.16"], ""),
+        (["--torch", "2.10", "--without", "torchcodec"], [], ""),
+    ],
+)
+def test_a_torchcodec_that_decodes_no_jpeg_is_left_out_and_named(
+    words: list[str], torchcodec: list[str], said: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    asked: list[str] = []
+
+    def wheels(folder: Path, names: list[str], python: str) -> list[collect.Row]:
+        asked.extend(names)
+        return []
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "listing").write_text("pip 25.1\ntorch 2.9.1+cu130\ntqdm 4.70\n")
+    monkeypatch.setattr(collect, "collect_wheels", wheels)
+    monkeypatch.setattr(collect, "collect_libraries", lambda folder: collect.Row("x", 0, ""))
+    assert collect.main(["out", "--data", str(tmp_path), *words]) == 0
+    assert [name for name in asked if "torchcodec" in name] == torchcodec
+    assert "" not in asked and ("tqdm" in asked) is ("listing" not in words)
+    printed = capsys.readouterr().out
+    assert said in printed and ("left out" in printed) is bool(said)
+    assert printed.strip() in (tmp_path / "out" / "collected.txt").read_text()
 
 
 @pytest.mark.parametrize("text", [None, "numpy 2.5\n", b"\xff\xfe"])

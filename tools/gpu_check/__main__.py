@@ -8,23 +8,27 @@ from __future__ import annotations
 import argparse
 import fcntl
 import importlib.util
+import math
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from . import collect, environment, page, parts
+from benchmarks.harness import Deadline
+
+from . import collect, environment, limited, page, parts
 
 GPU = "import torch; raise SystemExit(not torch.cuda.is_available())"
 PARTS = ", ".join(parts.PARTS)
+ENDING_S = limited.GRACE_S + 5.0  # of a call's time: to end the last part, and to write the page
 
 
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["collect"]:
         return collect.main(arguments[1:])
-    began = time.monotonic()
     options = _parser().parse_args(arguments)
+    deadline = Deadline(options.within - ENDING_S)
     if unknown := [name for name in options.parts if name not in (*parts.PARTS, "page")]:
         return _say(f"there is no part {unknown[0]!r}; there are {PARTS}, page")
     if options.wheels and not (options.wheels / "wheels").is_dir():
@@ -42,7 +46,7 @@ def main(arguments: list[str]) -> int:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return _say(f"another one runs in {environment.ROOT}: wait for it")
-            failed = _run(names, options, out, began + options.within)
+            failed = _run(names, options, out, deadline)
     else:
         failed = False
     page.write(out)
@@ -50,10 +54,10 @@ def main(arguments: list[str]) -> int:
     return int(failed)
 
 
-def _run(names: list[str], options: argparse.Namespace, out: Path, ends: float) -> bool:
+def _run(names: list[str], options: argparse.Namespace, out: Path, deadline: Deadline) -> bool:
     """Set up, and run the parts; the page is written anew after each, should this be the last.
 
-    ends: when the call has to be over, as time.monotonic() counts.
+    Each part has its share of the time, and what those before it have left.
     """
     log = out / "gpu-check.log"
     carried = options.wheels and options.wheels.resolve()
@@ -70,9 +74,9 @@ def _run(names: list[str], options: argparse.Namespace, out: Path, ends: float) 
     parts.store(out / "results" / "environment.json", facts)
     print(f"gpu-check: core: {facts['core']['what']}", flush=True)
     statuses = []
-    for name in names:
+    for name, its in deadline.shares({name: parts.PARTS[name].weight for name in names}):
         print(f"gpu-check: {mark}{name} ...", flush=True)
-        found = parts.run(name, parts.PARTS[name], asked, env, log, ends - time.monotonic())
+        found = parts.run(name, parts.PARTS[name], asked, env, log, its.left())
         statuses.append(found["status"])
         print(f"  {found['status']}, {found['seconds']:.0f} s. {found['why']}", flush=True)
         page.write(out)
@@ -122,8 +126,8 @@ def _parser() -> argparse.ArgumentParser:
         help="of the page; ./gpu-check",
     )
     parser.add_argument(
-        "--within", type=float, default=1e9, metavar="SECONDS",
-        help="of the whole call: parts are ended in time, and those left are not begun",
+        "--within", type=float, default=math.inf, metavar="SECONDS",
+        help="of the whole call: each part has a share, and does its most telling rows first",
     )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="on the GPU, but small: does it run?")
     parser.add_argument(

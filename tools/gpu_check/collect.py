@@ -32,6 +32,14 @@ TESTING = (
     *("hypothesis", "sortedcontainers"),
 )
 DECODING = ("nvidia-nvimgcodec-cu{cuda}", "nvidia-nvjpeg{cuda_12}", "torchcodec")
+# torchcodec's first release with decode_jpeg, and the first torch of it and of all newer ones.
+# Releases up to 0.11 are for one torch each. Source: README.md and _core/CMakeLists.txt of 0.17,
+# decoders/__init__.py of 0.15 and 0.16.
+DECODE_JPEG, ITS_TORCH = "0.16", (2, 11)
+OLDER_TORCHCODEC = {
+    **{(2, 10): "0.10", (2, 9): "0.9", (2, 8): "0.7", (2, 7): "0.5", (2, 6): "0.2"},
+    **{(2, 5): "0.1", (2, 4): "0.0.3"},
+}
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(39, 16, -1)]
 PLATFORMS += ["manylinux2014_x86_64", "manylinux1_x86_64"]
 MOST_CIFAR = 10_000
@@ -70,12 +78,22 @@ def main(arguments: Sequence[str]) -> int:
         "--without-present", type=Path, metavar="LISTING",
         help="leave out what is there: a file with what `pip list` or `pip freeze` prints there",
     )  # fmt: skip
+    parser.add_argument(
+        "--torch", metavar="VERSION",
+        help="of the GPU machine, for a torchcodec that fits; default: that of --without-present",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
+    left_out = []
     try:
         if not re.fullmatch(r"3\.\d+", options.python):
             raise CollectError(f"--python is {options.python!r}: expected a version like 3.12")
-        there = present(options.without_present) if options.without_present else set()
+        there = present(options.without_present) if options.without_present else {}
         wheels = [one for one in wanted(options.cuda, options.without) if one not in there]
+        if "torchcodec" in wheels:
+            asked, why = torchcodec_for(options.torch or there.get("torch", ""))
+            at = wheels.index("torchcodec")
+            wheels[at : at + 1] = [asked] * bool(asked)
+            left_out = [Row("torchcodec", 0, f"left out: {why}")] * bool(why)
         rows = collect(
             options.folder.resolve(),
             wheels=wheels,
@@ -86,7 +104,7 @@ def main(arguments: Sequence[str]) -> int:
     except CollectError as error:
         print(f"gpu-check collect: {error}", file=sys.stderr)
         return 1
-    said = table(rows, size_of(options.limit))
+    said = table([*rows, *left_out], size_of(options.limit))
     (options.folder / LISTING).write_text(f"commit {commit()}, Python {options.python}\n{said}\n")
     print(said)
     return 0
@@ -134,16 +152,36 @@ def wanted(cuda: str, without: Sequence[str]) -> list[str]:
     return [name for name in every if name not in without]
 
 
-def present(listing: Path) -> set[str]:
-    """Return the distributions that a listing of pip names, as `wanted` writes them."""
+def torchcodec_for(torch: str) -> tuple[str, str]:
+    """Return what pip is asked for, of torchcodec; or "", and why none that fits decodes JPEGs.
+
+    torch: its version on the GPU machine, such as 2.11.0+cu130; "": not known.
+    """
+    newest = f"torchcodec>={DECODE_JPEG}"
+    if not torch:
+        return newest, ""
+    found = re.match(r"(\d+)\.(\d+)", torch)
+    if not found:
+        raise CollectError(f"--torch is {torch!r}: expected a version like 2.11.0 or 2.11.0+cu130")
+    version = int(found[1]), int(found[2])
+    if version >= ITS_TORCH:
+        return newest, ""
+    fits = OLDER_TORCHCODEC.get(version)
+    if fits is None:
+        return "", f"no torchcodec fits torch {found[0]}"
+    return "", f"torchcodec {fits}, which fits torch {found[0]}, has no decode_jpeg"
+
+
+def present(listing: Path) -> dict[str, str]:
+    """Return what a listing of pip names, as `wanted` writes it, with its version if it is told."""
     try:
         lines = listing.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise CollectError(f"--without-present {listing}: {error}") from error
     names = {
-        canonical(found[1])
+        canonical(found[1]): found[2] or ""
         for line in lines
-        if (found := re.match(r"([A-Za-z0-9][\w.-]*)(?:==| +\d| @ )", line))
+        if (found := re.match(r"([A-Za-z0-9][\w.-]*)(?:(?:==| +)(\d\S*)| @ )", line))
     }
     if "pip" not in names and "torch" not in names:
         raise CollectError(

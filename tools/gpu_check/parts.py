@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -13,13 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.harness import write_json
+
 from . import limited
 from .environment import ROOT, WORK, commit
 
 VERSION = 1  # of the results; more keys may come without another version
 NOT_RUN, REHEARSED = "not run", "rehearsed"
 PASSED, FELL_SHORT, FAILED, OVER = "passed", "fell short", "failed", "over its limit"
-LEAST_S = 20.0  # a part is not begun with less time than this
+LEAST_S = 15.0  # a part is not begun with less time than this
+MARGIN_S = 10.0  # of a part's time: to start Python, to end processes, and to store the result
 NO_GPU = re.compile(r"\bneeds? .*\bGPU\b")  # in the reason of a skipped test
 
 
@@ -27,24 +31,34 @@ class Options(NamedTuple):
     """Hold what all parts are given.
 
     data: the folder of the archives of photographs; None: the benchmarks' own. out: the folder of
-    the results. rehearse: on the CPU, with tiny data. quick: on the GPU, but short.
+    the results. rehearse: on the CPU, with tiny data. quick: on the GPU, but short. within: the
+    seconds in which a part has to end by itself; None: it takes what it needs.
     """
 
     data: Path | None
     out: Path
     rehearse: bool
     quick: bool
+    within: float | None = None
+
+    def words(self) -> list[str]:
+        """Return what tells a program its time."""
+        return [] if self.within is None else ["--within", f"{self.within:.0f}"]
 
 
 class Part(NamedTuple):
     """Hold one part.
 
+    weight: its share of a call's time, by about what it took on an H100, in seconds. Those that
+    cannot stop by themselves, or that say little when they do, have more: what they leave is for
+    the parts behind them.
     command: makes its command line; the program writes the file that it is given.
     judge: makes status, reason and result of that file.
     """
 
     about: str
     limit_s: float
+    weight: float
     command: Callable[[Options, Path], list[str]]
     judge: Callable[[Path, bool], tuple[str, str, Any]]
 
@@ -54,7 +68,7 @@ class Part(NamedTuple):
 
 def _probe(options: Options, out: Path) -> list[str]:
     words = [sys.executable, "-m", "tools.gpu_check.probe", "--out", str(out)]
-    return words + ["--rehearse"] * options.rehearse
+    return words + ["--rehearse"] * options.rehearse + options.words()
 
 
 def _tests(options: Options, out: Path) -> list[str]:
@@ -81,6 +95,7 @@ def _benchmark(*words: str, gpu: bool = True) -> Callable[[Options, Path], list[
         scratch = ("--scratch", os.path.relpath(WORK / "scratch", ROOT))
         line = [sys.executable, "-m", "benchmarks", *words, "--out", str(out), *scratch]
         line += ["--data", str(options.data)] if options.data else []
+        line += options.words()
         if options.rehearse and gpu:
             return [*line, "--device", "cpu"]
         return line + ["--quick"] * (options.quick or options.rehearse)
@@ -132,24 +147,27 @@ def _judge_benchmark(out: Path, rehearse: bool) -> tuple[str, str, Any]:
 
 PARTS = {
     "probe": Part(
-        "the machine, the decoders, and which JPEGs its hardware takes", 240, _probe, _judge_probe
+        *("the machine, the decoders, and which JPEGs its hardware takes", 240, 95),
+        *(_probe, _judge_probe),
     ),
-    "tests": Part("the tests that need a GPU", 400, _tests, _judge_tests),
+    "tests": Part("the tests that need a GPU", 400, 80, _tests, _judge_tests),
     "transfers": Part(
         "copies to the GPU, while it computes",
         500,
+        90,
         _benchmark("gpu", "--only", "transfers"),
         _judge_benchmark,
     ),
-    "decode": Part("decoding on the GPU", 500, _benchmark("gpu_decode"), _judge_benchmark),
+    "decode": Part("decoding on the GPU", 500, 120, _benchmark("gpu_decode"), _judge_benchmark),
     "train": Part(
         "training ResNets: does the GPU wait for data?",
         530,
+        190,
         _benchmark("gpu", "--only", "training"),
         _judge_benchmark,
     ),
     "cores": Part(
-        "loading with 1 to 16 workers", 530, _benchmark("cores", gpu=False), _judge_benchmark
+        "loading with 1 to 16 workers", 530, 140, _benchmark("cores", gpu=False), _judge_benchmark
     ),
 }
 
@@ -162,11 +180,14 @@ def run(
 ) -> dict[str, Any]:
     """Run a part, and return its result, which is stored as results/NAME.json.
 
-    left_s: the time that is left for the whole call. A part without time is not begun.
+    left_s: the time that it may take. A part without time is not begun. A call without a limit has
+    endless time.
     """
     results = options.out / "results"
     results.mkdir(parents=True, exist_ok=True)
     limit = min(part.limit_s, left_s)
+    if math.isfinite(left_s):
+        options = options._replace(within=max(0.0, limit - MARGIN_S))
     made = WORK / f"{name}.out"
     made.unlink(missing_ok=True)
     command = part.command(options, Path(os.path.relpath(made, ROOT)))  # paths of no machine
@@ -215,5 +236,5 @@ def outcome(part: Part, ended: limited.Ended, made: Path, rehearse: bool) -> dic
 
 
 def store(path: Path, found: dict[str, Any]) -> dict[str, Any]:
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    write_json(path, found)
     return found

@@ -1,9 +1,11 @@
 """Ask a machine what it is, and what its GPU decodes: the part `probe`.
 
-    python -m tools.gpu_check.probe --out FILE [--rehearse]
+    python -m tools.gpu_check.probe --out FILE [--rehearse] [--within SECONDS]
 
 Each question is a process of its own, so that a decoder that crashes or hangs ends neither the
-others nor this one. After a crash, the kinds of JPEG that were left are asked for anew.
+others nor this one. After a crash, the kinds of JPEG that were left are asked for anew. What is
+known is stored after each question: first what the machine is, then the decoders, the GPU's own
+engine before all others; last the candidates for a normalisation, which take torch long to compile.
 """
 
 from __future__ import annotations
@@ -13,15 +15,16 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import Deadline, write_json
+
 from . import limited
 
 FACTS_S, FORMULAS_S, ENGINE_S = 90.0, 120.0, 45.0
-WHOLE_S = 220.0  # a decoder that comes later is left out
+WHOLE_S = 220.0  # what comes later is left out
 ENGINES = (
     *("nvJPEG hardware", "nvImageCodec hardware", "torchvision", "torchcodec"),
     *("nvJPEG on the GPU's cores", "nvImageCodec on the GPU's cores"),
@@ -87,17 +90,13 @@ def _not_asked(engine: str, file: Path, why: str) -> dict[str, Any]:
     return {"engine": engine, "kind": file.stem, "says": None, "decodes": False, "why": why}
 
 
-def probe(rehearse: bool, scratch: Path) -> dict[str, Any]:
-    """Ask all."""
+def probe(rehearse: bool, scratch: Path, out: Path, deadline: Deadline) -> None:
+    """Ask all, and store what is known."""
     device = "cpu" if rehearse else "cuda"
-    ends = time.monotonic() + WHOLE_S
     failed = []
     facts, why = ask(["-m", "tools.gpu_check.facts"], FACTS_S, scratch)
     if not facts:
         failed.append(f"facts: {why}")
-    formulas, why = ask(["-m", "tools.gpu_check.formulas", device], FORMULAS_S, scratch)
-    if why:
-        formulas.append({"name": "the rest", "why": why})
     folder = scratch / "kinds"
     folder.mkdir()
     _, why = ask(["-m", "tools.gpu_check.kinds", str(folder)], FACTS_S, scratch)
@@ -105,26 +104,34 @@ def probe(rehearse: bool, scratch: Path) -> dict[str, Any]:
         failed.append(f"JPEGs of each kind: {why}")
     files = sorted(folder.iterdir(), key=lambda path: (path.stat().st_mtime_ns, path.name))
     found: dict[str, Any] = {"device": device, "facts": facts[0] if facts else {}}
-    found |= {"formulas": formulas, "about": {}, "engines": [], "failed": failed}
+    found |= {"formulas": [], "about": {}, "engines": [], "failed": failed}
     for name in ENGINES:
+        write_json(out, found)
 
         def run(words: list[str], name: str = name) -> tuple[Lines, str]:
             command = ["-m", "tools.gpu_check.engines", name, device, *words]
-            return ask(command, min(ENGINE_S, ends - time.monotonic()), scratch)
+            return ask(command, min(ENGINE_S, deadline.left()), scratch)
 
-        found["about"][name], looked = ask_engine(name, files, run, lambda: ends - time.monotonic())
+        found["about"][name], looked = ask_engine(name, files, run, deadline.left)
         found["engines"] += looked or [{"engine": name}]
-    return found
+    formulas: Lines = []
+    why = "no time was left"
+    if (left := deadline.left()) > 0:
+        words = ["-m", "tools.gpu_check.formulas", device]
+        formulas, why = ask(words, min(FORMULAS_S, left), scratch)
+    found["formulas"] = formulas + [{"name": "the rest", "why": why}] * bool(why)
+    write_json(out, found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.gpu_check.probe", description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rehearse", action="store_true", help="on the CPU")
+    parser.add_argument("--within", type=float, default=WHOLE_S, metavar="SECONDS")
     options = parser.parse_args()
+    deadline = Deadline(min(options.within, WHOLE_S))
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as scratch:
-        found = probe(options.rehearse, Path(scratch))
-    options.out.write_text(json.dumps(found, indent=1))
+        probe(options.rehearse, Path(scratch), options.out, deadline)
 
 
 if __name__ == "__main__":
