@@ -374,6 +374,28 @@ def test_within_is_only_for_those_that_keep_to_it(
         assert "--within is for gpu, gpu_decode, cores, and needs --out" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [[], ["--within", "1e6"]])
+def test_rows_are_kept_on_the_way_where_there_is_a_limit(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.json"
+
+    def run(source: Data, result: Result, device: str) -> None:
+        assert result.deadline.given is bool(words) and result.deadline.left() > 1e5
+        result.table("so far", {"a": [{"x": 1}]}, {"x": "x"})
+        result.keep(lambda: result.table("a draft", {"b": [{"x": 2}]}, {"x": "x"}))
+        assert out.exists() is bool(words)
+        if words:
+            kept = json.loads(out.read_text())["tables"]
+            assert [one["title"] for one in kept] == ["so far", "a draft"]
+
+    monkeypatch.setattr(gpu_decode, "run", run)
+    command = ["benchmarks", "gpu_decode", "--device", "cpu", "--out", str(out), *words]
+    monkeypatch.setattr(sys, "argv", [*command, "--scratch", str(tmp_path)])
+    assert command_line.main() == 0
+    assert [one["title"] for one in json.loads(out.read_text())["tables"]] == ["so far"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["gpu --only transfers", "gpu --only training", "gpu_decode"])
 def test_a_benchmark_is_rehearsed_by_its_processes(tmp_path: Path, what: str) -> None:

@@ -416,6 +416,7 @@ def test_the_processes_of_a_benchmark_find_what_was_installed_for_the_check(
     (tmp_path / "site" / "gpu_check_extra.py").write_text("value = 7\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
     with EntryProcess("look:prepare", python_path=tmp_path) as process:
+        process.ready()
         assert process.round() == {"is": 7}
 
 

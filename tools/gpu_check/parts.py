@@ -147,10 +147,10 @@ def _judge_benchmark(out: Path, rehearse: bool) -> tuple[str, str, Any]:
 
 PARTS = {
     "probe": Part(
-        *("the machine, the decoders, and which JPEGs its hardware takes", 240, 95),
+        *("the machine, the decoders, and which JPEGs its hardware takes", 240, 90),
         *(_probe, _judge_probe),
     ),
-    "tests": Part("the tests that need a GPU", 400, 80, _tests, _judge_tests),
+    "tests": Part("the tests that need a GPU", 400, 100, _tests, _judge_tests),
     "transfers": Part(
         "copies to the GPU, while it computes",
         500,
