@@ -28,7 +28,16 @@ from typing import Any
 
 from . import data
 from .gpu_feeds import WHOLE_S
-from .harness import START_S, Deadline, EntryProcess, Result, ending, interleave, show
+from .harness import (
+    BLOCK_S,
+    START_S,
+    Deadline,
+    EntryProcess,
+    Result,
+    ending,
+    interleave,
+    show,
+)
 
 COUNTS = (1, 2, 4, 8, 16)
 TELLING = (16, 8, 4, 1, 2)  # where there is little time, these come first
@@ -39,7 +48,7 @@ SETS = {  # title: size of the crop, images a batch, about an image's CPU second
     "photographs, tile JPEG": (224, 64, 0.7e-3),
     "CIFAR": (32, 512, 15e-6),
 }
-WEIGHTS = dict(zip(SETS, (3, 2, 1), strict=True))  # of the time
+WEIGHTS = dict(zip(SETS, (4, 2, 1), strict=True))  # of the time
 ROUND_S, BETWEEN_S = 1.5, 0.7  # what a round measures; what comes before and after it
 LONGEST_S = 400  # all rounds together
 STAGES = ("read", "decode", "transform", "collate")
@@ -63,7 +72,7 @@ def run(source: data.Data, result: Result) -> None:
     entries = len(SETS) * len(counts) * 3
     rounds = max(3, min(9, int(LONGEST_S / (ROUND_S + BETWEEN_S) / entries)))
     small = source.quick or not result.deadline.enough(WHOLE_S)
-    for title, deadline in result.deadline.shares(WEIGHTS):
+    for title, deadline in result.deadline.shares(WEIGHTS, BLOCK_S):
         size, batch, image_s = SETS[title]
         # So that a round does not reach the end of its epoch.
         records = int((ROUND_S + BETWEEN_S) * counts[-1] / image_s)

@@ -30,6 +30,7 @@ from .gpu import gpu
 from .gpu_feeds import Scale
 from .gpu_transfers import done
 from .harness import (
+    BLOCK_S,
     START_S,
     Deadline,
     EntryProcess,
@@ -43,7 +44,7 @@ from .harness import (
 
 PLAIN, TILES, CUTS = "plain", "tile JPEG", "cuts of tile JPEGs"
 AGAIN, MARKED = "encoded again", "the same, with markers"
-WEIGHTS = {"forms": 3, PLAIN: 3, TILES: 3, "others": 2}  # of the time, in this order
+WEIGHTS = {"forms": 4, PLAIN: 3, TILES: 3, "others": 1}  # of the time, in this order
 ENGINE, PIL, WORKERS = "JPEG engine alone", "pil", "workers, by CPU"
 DECODERS = ("nvimgcodec", "torchcodec", "torchvision")
 TRITON = ", Triton"  # after the name of a decoder: kernels="triton"
@@ -71,7 +72,7 @@ def run(source: data.Data, result: Result, device: str = "cuda") -> None:
     }
     packed = {name: str(path) for name, path in few.items()}
     there: list[str] = []
-    for name, deadline in result.deadline.shares(WEIGHTS):
+    for name, deadline in result.deadline.shares(WEIGHTS, BLOCK_S):
         if name == "forms":
             forms = packed | _written(source, {CUTS: cuts(few[TILES])})
             there = _alone(result, scale, forms, deadline)
@@ -269,7 +270,7 @@ def _road(
     """Measure ShardLoader with each decoder that is there, and with workers that decode."""
     there = [name for name in DECODERS if name in there]
     # What the others are compared with first; PIL, which shows what a fallback costs, last.
-    names = [WORKERS, *there, *(name + TRITON for name in there), PIL]
+    names = [WORKERS, *(name + kernels for name in there for kernels in ("", TRITON)), PIL]
     entries = {
         name: EntryProcess("gpu_decode:road", **scale.options(name=name, path=path))
         for name in (names if deadline.enough(START_S) else ())
@@ -281,7 +282,7 @@ def _road(
         _report_road(result, scale, form, names, measured)
 
     with ending(entries):
-        for name in deadline.part(0.5).each(entries):
+        for name in deadline.part(0.7).each(entries):  # it takes several times a round's time
             about[name] = entries[name].round(compare=True)
         measured = interleave(
             {name: entries[name].round for name in about},

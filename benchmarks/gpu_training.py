@@ -24,6 +24,7 @@ from . import data, trace
 from .gpu_feeds import LOADER, PINNED, Feed, Scale, feed
 from .gpu_transfers import SKIPPED, alone, done, forever, give_memory_back
 from .harness import (
+    BLOCK_S,
     START_S,
     Deadline,
     EntryProcess,
@@ -65,7 +66,7 @@ def run(source: data.Data, result: Result, scale: Scale, deadline: Deadline) -> 
         data.remove(few)
     result.data(training={"records": scale.records, "batch": scale.batch, "size": scale.size})
     weights = dict.fromkeys(scale.models, OTHERS) | {scale.models[0]: FIRST}
-    for model, its in deadline.shares(weights):
+    for model, its in deadline.shares(weights, BLOCK_S):
         _train(result, scale, model, {name: str(path) for name, path in shards.items()}, its)
     data.remove(*shards.values())
 

@@ -37,6 +37,7 @@ RIVAL_PACKAGES = (
 
 T = TypeVar("T")
 START_S = 10.0  # processes that import torch and prepare: with less time, they are not started
+BLOCK_S = 20.0  # these, and some rounds: what comes first has so much, whatever its share is
 
 
 class BenchmarkError(Exception):
@@ -78,11 +79,18 @@ class Deadline:
         """Return the end of this share of what is left."""
         return Deadline(max(0.0, self.left()) * share, self._clock)
 
-    def shares(self, weights: Mapping[T, float]) -> Iterator[tuple[T, Deadline]]:
-        """Yield each with the end of its share, by weight, of what those before it have left."""
+    def shares(
+        self, weights: Mapping[T, float], least: float = 0.0
+    ) -> Iterator[tuple[T, Deadline]]:
+        """Yield each with the end of its share, by weight, of what those before it have left.
+
+        least: seconds that each has at least, while there are so many.
+        """
         names = list(weights)
         for i, name in enumerate(names):
-            yield name, self.part(weights[name] / sum(weights[one] for one in names[i:]))
+            share = weights[name] / sum(weights[one] for one in names[i:])
+            left = max(0.0, self.left())
+            yield name, Deadline(max(share * left, min(least, left)), self._clock)
 
     def each(self, turns: Iterable[T]) -> Iterator[T]:
         """Yield turns as long as there is time for one more that is as long as the longest."""

@@ -326,6 +326,8 @@ def test_time_is_shared_by_weight_and_what_one_leaves_goes_to_those_behind_it() 
     name, its = next(shares)
     assert (name, its.left(), its.enough(10), its.enough(11)) == ("c", 10, True, False)
     assert Deadline().part(0.5).enough(1e12) and not Deadline().given and deadline.given
+    least = Deadline(30, lambda: now).shares({"a": 1, "b": 9, "c": 90}, least=20)
+    assert [its.left() for _, its in least] == [20, 20, 30]  # of each, all others took nothing
     now += 100
     assert deadline.left() < 0 and deadline.part(0.5).left() == 0 and not list(deadline.each("ab"))
 
