@@ -74,14 +74,14 @@ def run(source: data.Data, result: Result, device: str = "cuda") -> None:
     there: list[str] = []
     for name, deadline in result.deadline.shares(WEIGHTS, BLOCK_S):
         if name == "forms":
-            forms = packed | _written(source, {CUTS: cuts(few[TILES])})
+            forms = packed | written(source, {CUTS: cuts(few[TILES])})
             there = _alone(result, scale, forms, deadline)
         elif name != "others":
             shards = data.repeat(few[name], source.scratch / "shards", scale.records)
             _road(result, scale, name, str(shards), there, deadline)
             data.remove(shards)
         elif deadline.enough(START_S):
-            _alone(result, scale, _written(source, encoded_again(few[PLAIN])), deadline)
+            _alone(result, scale, written(source, encoded_again(few[PLAIN])), deadline)
         else:
             result.left_out("decoded alone", [AGAIN, MARKED])
 
@@ -113,7 +113,7 @@ def encoded_again(plain: Any) -> dict[str, list[bytes]]:
     return found
 
 
-def _written(source: data.Data, forms: dict[str, list[bytes]]) -> dict[str, str]:
+def written(source: data.Data, forms: dict[str, list[bytes]]) -> dict[str, str]:
     """Write files of each form as a dataset; return their folders."""
     import shardio
 

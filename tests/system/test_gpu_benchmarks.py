@@ -240,7 +240,7 @@ def in_time(
     monkeypatch.setattr(gpu_feeds.importlib.util, "find_spec", lambda name: True)
     for name in ("cuts", "encoded_again"):
         monkeypatch.setattr(gpu_decode, name, lambda few: {gpu_decode.AGAIN: [], "": []})
-    monkeypatch.setattr(gpu_decode, "_written", lambda source, made: dict.fromkeys(made, "a path"))
+    monkeypatch.setattr(gpu_decode, "written", lambda source, made: dict.fromkeys(made, "a path"))
     monkeypatch.setattr(gpu_decode, "gpu", lambda device: "a GPU")
     deadline = Deadline(within, lambda: Entry.now)
     out = folder / "kept.json"
@@ -427,7 +427,7 @@ def test_forms_of_photographs_differ_in_what_their_names_say(tmp_path: Path) -> 
     made |= gpu_decode.encoded_again(few[gpu_decode.PLAIN])
     files = {
         name: [sample["image"] for sample in shardio.open(path, decode=None)]
-        for name, path in {**few, **gpu_decode._written(source, made)}.items()
+        for name, path in {**few, **gpu_decode.written(source, made)}.items()
     }
     for name, found in files.items():
         assert len(found) == 8
