@@ -20,7 +20,7 @@ from .harness import Deadline
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LOADER, RESIDENT, PREFETCH, TIMM = "ShardLoader", "resident", "prefetch", "timm"
 PINNED, PLAIN = "DataLoader, pinned", "DataLoader"
-WHOLE_S = 500  # with less time than that, epochs are short
+WHOLE_S = 450  # with less time than that, epochs are short
 
 
 @dataclass(frozen=True)

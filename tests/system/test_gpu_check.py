@@ -246,22 +246,19 @@ def test_a_part_without_time_is_not_begun(options: parts.Options) -> None:
     assert found["status"] == "not run" and "--within" in found["why"]
 
 
-def test_a_part_is_told_its_time_where_the_call_has_a_limit(tmp_path: Path) -> None:
+def test_a_part_is_told_its_time(tmp_path: Path) -> None:
     every = parts.Options(None, tmp_path, rehearse=False, quick=False)
     for name in ("probe", "transfers", "decode", "train", "cores"):
         command = parts.PARTS[name].command
-        assert "--within" not in command(every, tmp_path)
         assert command(every._replace(within=81.6), tmp_path)[-2:] == ["--within", "82"]
-    assert parts.PARTS["tests"].command(every._replace(within=81), tmp_path) == (
-        parts.PARTS["tests"].command(every, tmp_path)
-    )
+    assert "--within" not in parts.PARTS["tests"].command(every, tmp_path)
 
 
-@pytest.mark.parametrize(("left_s", "told"), [(100.0, 90.0), (1e9, 990.0), (math.inf, None)])
+@pytest.mark.parametrize(("left_s", "told"), [(100.0, 90.0), (math.inf, 990.0), (2.0, 0.0)])
 def test_a_part_has_to_end_by_itself_before_it_is_ended(
-    options: parts.Options, monkeypatch: pytest.MonkeyPatch, left_s: float, told: float | None
+    options: parts.Options, monkeypatch: pytest.MonkeyPatch, left_s: float, told: float
 ) -> None:
-    given: list[float | None] = []
+    given: list[float] = []
 
     def command(options: parts.Options, out: Path) -> list[str]:
         given.append(options.within)
@@ -308,12 +305,14 @@ def test_each_part_gets_its_share_and_what_others_left(
 
 
 def test_two_calls_of_380_seconds_have_time_for_every_part() -> None:
-    """The seconds that they took on an H100, to which rows, processes and rounds are added."""
-    took = {"probe": 75, "tests": 65, "transfers": 60, "decode": 90, "train": 150, "cores": 100}
+    """Even if each takes all of its share: by what they took, or their first rows, on an H100."""
+    took = {"probe": 70, "tests": 65, "transfers": 60, "decode": 85, "train": 150, "cores": 100}
+    now = [0.0]
     for names in (["probe", "tests", "transfers", "decode"], ["train", "cores"]):
-        deadline = Deadline(380 - __main__.ENDING_S - 25, lambda: 0.0)  # 25: to set up
+        deadline = Deadline(380 - __main__.ENDING_S - 25, lambda: now[0])  # 25: to set up
         for name, its in deadline.shares({name: parts.PARTS[name].weight for name in names}):
-            assert its.left() - parts.MARGIN_S >= took[name] * 0.9, name
+            assert its.left() - parts.MARGIN_S >= took[name], name
+            now[0] += its.left()
 
 
 KEPT = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -32,18 +31,14 @@ class Options(NamedTuple):
 
     data: the folder of the archives of photographs; None: the benchmarks' own. out: the folder of
     the results. rehearse: on the CPU, with tiny data. quick: on the GPU, but short. within: the
-    seconds in which a part has to end by itself; None: it takes what it needs.
+    seconds in which a part has to end by itself.
     """
 
     data: Path | None
     out: Path
     rehearse: bool
     quick: bool
-    within: float | None = None
-
-    def words(self) -> list[str]:
-        """Return what tells a program its time."""
-        return [] if self.within is None else ["--within", f"{self.within:.0f}"]
+    within: float = 0.0
 
 
 class Part(NamedTuple):
@@ -68,7 +63,7 @@ class Part(NamedTuple):
 
 def _probe(options: Options, out: Path) -> list[str]:
     words = [sys.executable, "-m", "tools.gpu_check.probe", "--out", str(out)]
-    return words + ["--rehearse"] * options.rehearse + options.words()
+    return words + ["--rehearse"] * options.rehearse + ["--within", f"{options.within:.0f}"]
 
 
 def _tests(options: Options, out: Path) -> list[str]:
@@ -95,7 +90,7 @@ def _benchmark(*words: str, gpu: bool = True) -> Callable[[Options, Path], list[
         scratch = ("--scratch", os.path.relpath(WORK / "scratch", ROOT))
         line = [sys.executable, "-m", "benchmarks", *words, "--out", str(out), *scratch]
         line += ["--data", str(options.data)] if options.data else []
-        line += options.words()
+        line += ["--within", f"{options.within:.0f}"]
         if options.rehearse and gpu:
             return [*line, "--device", "cpu"]
         return line + ["--quick"] * (options.quick or options.rehearse)
@@ -147,10 +142,10 @@ def _judge_benchmark(out: Path, rehearse: bool) -> tuple[str, str, Any]:
 
 PARTS = {
     "probe": Part(
-        *("the machine, the decoders, and which JPEGs its hardware takes", 240, 90),
+        *("the machine, the decoders, and which JPEGs its hardware takes", 240, 95),
         *(_probe, _judge_probe),
     ),
-    "tests": Part("the tests that need a GPU", 400, 100, _tests, _judge_tests),
+    "tests": Part("the tests that need a GPU", 400, 95, _tests, _judge_tests),
     "transfers": Part(
         "copies to the GPU, while it computes",
         500,
@@ -180,14 +175,12 @@ def run(
 ) -> dict[str, Any]:
     """Run a part, and return its result, which is stored as results/NAME.json.
 
-    left_s: the time that it may take. A part without time is not begun. A call without a limit has
-    endless time.
+    left_s: the time that it may take. A part without time is not begun.
     """
     results = options.out / "results"
     results.mkdir(parents=True, exist_ok=True)
     limit = min(part.limit_s, left_s)
-    if math.isfinite(left_s):
-        options = options._replace(within=max(0.0, limit - MARGIN_S))
+    options = options._replace(within=max(0.0, limit - MARGIN_S))
     made = WORK / f"{name}.out"
     made.unlink(missing_ok=True)
     command = part.command(options, Path(os.path.relpath(made, ROOT)))  # paths of no machine
