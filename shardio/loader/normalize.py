@@ -116,20 +116,31 @@ class Images:
         self._on: dict[tuple[torch.device, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self._in_one: dict[tuple[torch.device, int, bool], bool] = {}
 
-    def finish(self, batch: Any, finished: Sequence[torch.Tensor] = ()) -> Any:
-        """Return the batch with its images changed, each on the device that it lies on.
-
-        finished: images of it that are as the options say.
-        """
+    def finish(self, batch: Any) -> Any:
+        """Return the batch with its images changed, each on the device that it lies on."""
         if self._dtype is None and self._format is None:
             return batch
+        parts = leaves(batch)
+        tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+        changed = iter(self.finish_all(tensors))
+        return walk(batch, lambda _: next(changed))
+
+    def finish_all(
+        self, tensors: list[torch.Tensor], finished: Sequence[torch.Tensor] = ()
+    ) -> list[torch.Tensor]:
+        """Return the tensors of a batch as `finish` changes them.
+
+        finished: images among them that are as the options say.
+        """
+        if self._dtype is None and self._format is None:
+            return tensors
         found, others = 0, []
         # Of a number for all channels, nothing is known of how many there are: images have three.
         channels = self.channels or 3
 
         def one(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal found
-            if any(tensor is made for made in finished):
+            if finished and any([tensor is made for made in finished]):
                 found += 1
                 return tensor
             if tensor.dtype == torch.uint8 and tensor.dim() == 4 and tensor.shape[1] == channels:
@@ -139,10 +150,10 @@ class Images:
                 others.append(tensor)
             return tensor
 
-        finished = walk(batch, one)
+        changed = [one(tensor) for tensor in tensors]
         if not found:
             raise self._no_images(others)
-        return finished
+        return changed
 
     def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
         """Return images, (B, C, H, W) uint8, as the options say. C: as `channels` says."""
@@ -310,6 +321,18 @@ def walk(
             twin[name] = walk(item, function, of_crops)
         return twin
     return batch
+
+
+def leaves(batch: Any) -> list[torch.Tensor | EncodedCrops]:
+    """Return the tensors and encoded crops of a batch, in the order of `walk`."""
+    found: list[torch.Tensor | EncodedCrops] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    walk(batch, note, found.append)
+    return found
 
 
 def _several(given: Any) -> bool:

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,8 +29,8 @@ import torch
 from ..dataset.encoded_crops import EncodedCrops
 from .device_crops import Cropper
 from .job_thread import Job, JobThread
-from .normalize import Images, walk
-from .pinned import Pin, StagingBuffers, copies_directly
+from .normalize import Images, leaves, walk
+from .pinned import Pin, StagingBuffers
 
 _cuda: Any = torch.cuda  # it has no types
 Event = Any
@@ -73,18 +73,18 @@ class Transfer:
 
     def send(self, batch: Any) -> DeviceBatch:
         """Begin to copy a batch of the host to the device."""
-        # Batches outlive the mode they were asked for in: a tensor of inference mode cannot be
-        # written to, or trained with, after it.
-        with torch.inference_mode(False), torch.no_grad():
-            return DeviceBatch(self._finished(batch, lambda tensor: tensor.to(self.device)))
+        with _no_inference(), torch.no_grad():
+            there = self._finished(leaves(batch), lambda tensor: tensor.to(self.device))
+            return DeviceBatch(_rebuilt(batch, there))
 
     def _finished(
         self,
-        batch: Any,
+        parts: Sequence[torch.Tensor | EncodedCrops],
         copy: Callable[[torch.Tensor], torch.Tensor],
         copied: Callable[[], object] = lambda: None,
-    ) -> Any:
-        """Return a batch on the device, copied and cropped, then cast and normalised."""
+    ) -> list[torch.Tensor]:
+        """Return the parts of a batch on the device, copied and cropped, then cast and
+        normalised."""
         made: list[torch.Tensor] = []
 
         def cropped(crops: EncodedCrops) -> torch.Tensor:
@@ -93,9 +93,9 @@ class Transfer:
                 made.append(pixels)
             return pixels
 
-        there = walk(batch, copy, cropped)
+        there = [cropped(one) if isinstance(one, EncodedCrops) else copy(one) for one in parts]
         copied()
-        return self._images.finish(there, made)
+        return self._images.finish_all(there, made)
 
     def mark(self) -> Any:
         """Mark where the consumer's work ends so far, for `idle_s`."""
@@ -115,42 +115,41 @@ class StreamTransfer(Transfer):
         # The cast is short, and a step waits for it: it is not to queue behind that step's kernels.
         self._stream = _cuda.Stream(device, priority=-1)
         self._clock = _cuda.Stream(device, priority=-2)  # has no work: an event is there at once
-        self._pin = pin
         self.staging = StagingBuffers(pin)
+        self.events, self._clocks = EventPool(), EventPool(enable_timing=True)
         self._thread = JobThread("shardio-decode")
         self._steps: deque[Event] = deque()  # where the consumer stood at each hand-out
 
     def send(self, batch: Any) -> DeviceBatch:
         """Begin to copy a batch of the host, cast and normalise it, by the side stream."""
         # What is on the device already may still be in the making, on the consumer's stream.
-        ready = None
-        if any(tensor.device == self.device for tensor in _tensors(batch)):
-            ready = _event()
+        parts, ready = leaves(batch), None
+        if any([isinstance(one, torch.Tensor) and one.device == self.device for one in parts]):
+            ready = _cuda.Event()
             ready.record(_cuda.current_stream(self.device))
-        if _has_crops(batch):
-            return LaterBatch(self._thread.submit(self._issue, batch, ready))
-        return self._issue(batch, ready)
+        if any([isinstance(one, EncodedCrops) for one in parts]):
+            return LaterBatch(self._thread.submit(self._issue, batch, parts, ready))
+        return self._issue(batch, parts, ready)
 
-    def _issue(self, batch: Any, ready: Event | None) -> _StreamBatch:
+    def _issue(
+        self, batch: Any, parts: Sequence[torch.Tensor | EncodedCrops], ready: Event | None
+    ) -> _StreamBatch:
         """Issue the work on a batch to the side stream. Encoded crops block for their decoder."""
-        tensors = _tensors(batch)
-        read, done = _event(), _event()
-        with (
-            torch.inference_mode(False),
-            torch.no_grad(),
-            _cuda.device(self.device),
-            _cuda.stream(self._stream),
-        ):
+        tensors = [one for one in parts if isinstance(one, torch.Tensor)]
+        read, done = self.events.take(), self.events.take()
+        # The context of a stream sets the device, too.
+        with _no_inference(), torch.no_grad(), _cuda.stream(self._stream):
             if ready is not None:
                 self._stream.wait_event(ready)
-            for tensor in tensors:
-                if tensor.device == self.device:
-                    _record(tensor, self._stream)
+                for tensor in tensors:
+                    if tensor.device == self.device:
+                        _record(tensor, self._stream)
             staged, buffer = self.staging.stage(tensors)
+            copies = iter(staged)
             try:
                 there = self._finished(
-                    batch,
-                    lambda tensor: self._copy(staged.get(id(tensor), tensor)),
+                    parts,
+                    lambda _: self._copy(*next(copies)),
                     lambda: read.record(self._stream),
                 )
                 done.record(self._stream)
@@ -158,13 +157,12 @@ class StreamTransfer(Transfer):
                 self._stream.synchronize()
                 self.staging.give_back(buffer)
                 raise
-        return _StreamBatch(there, self, batch, buffer, read, done)
+        return _StreamBatch(_rebuilt(batch, there), self, batch, buffer, read, done, there)
 
-    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _copy(self, tensor: torch.Tensor, directly: bool) -> torch.Tensor:
         # A copy from pageable memory waits: where the device reads the host's page tables, one that
         # does not may still read it after it returned; elsewhere it is staged by CUDA first anyway.
-        straight = self._pin is not False and copies_directly(tensor)
-        return tensor.to(self.device, non_blocking=straight)
+        return tensor.to(self.device, non_blocking=directly)
 
     def wait(self) -> None:
         """Wait until no copy reads memory of the host."""
@@ -174,7 +172,7 @@ class StreamTransfer(Transfer):
 
     def step(self, consumer: Any) -> float:
         """Mark where the consumer stands, and wait while it is too far behind: seconds waited."""
-        reached = _event()
+        reached = self.events.take()
         reached.record(consumer)
         self._steps.append(reached)
         waited = 0.0
@@ -184,23 +182,50 @@ class StreamTransfer(Transfer):
                 began = time.perf_counter()
                 oldest.synchronize()
                 waited += time.perf_counter() - began
+            self.events.give_back(oldest)
         return waited
 
     def mark(self) -> Event:
         """Mark where the consumer's work ends so far, for `idle_s`."""
-        ended = _event(enable_timing=True)
-        ended.record(_cuda.current_stream(self.device))
+        ended = self._clocks.take()
+        ended.record(_cuda.current_stream(self.device.index))
         return ended
 
     def idle_s(self, mark: Event) -> float:
         """Return the seconds since the device ended the work before a mark; 0: it has not."""
-        if not mark.query():
-            return 0.0
-        now = _cuda.Event(enable_timing=True)
-        now.record(self._clock)
-        now.synchronize()
-        seconds: float = mark.elapsed_time(now) / 1e3
+        seconds = 0.0
+        if mark.query():
+            now = self._clocks.take()
+            now.record(self._clock)
+            now.synchronize()
+            seconds = mark.elapsed_time(now) / 1e3
+            self._clocks.give_back(now)
+        self._clocks.give_back(mark)
         return seconds
+
+
+class EventPool:
+    """Lend events of one device, which are recorded again and again. For any thread.
+
+    Only who took an event gives it back, once, when nobody will ask or wait for what was recorded.
+    A stream that was told to wait for it needs it no more: it waits for what was recorded then.
+    """
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self._timing = enable_timing
+        self._free: deque[Event] = deque()
+
+    def take(self) -> Event:
+        """Return an event that nobody else has."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            # blocking: who waits for it sleeps, instead of keeping a core busy that loads data.
+            return _cuda.Event(enable_timing=self._timing, blocking=True)
+
+    def give_back(self, event: Event) -> None:
+        """Let an event be recorded for another purpose."""
+        self._free.append(event)
 
 
 @dataclass(eq=False)
@@ -210,35 +235,44 @@ class _StreamBatch(DeviceBatch):
     transfer: StreamTransfer
     host: Any  # the batch that is copied, until it has been read
     buffer: torch.Tensor | None  # its staging buffer
-    bytes_read: Event  # the host's batch is no longer needed
-    done: Event  # the batch is there, cast and normalised
+    bytes_read: Event | None  # the host's batch is no longer needed; None: nor is this
+    done: Event | None  # the batch is there, cast and normalised; None: it was taken
+    tensors: list[torch.Tensor]  # of the batch, until it is taken
 
     def read(self) -> bool:
         """Return True if the host's batch is no longer needed. Does not wait."""
-        read = bool(self.bytes_read.query())
-        if read:
-            self._let_go()
-        return read
+        if self.bytes_read is not None and not self.bytes_read.query():
+            return False
+        self._let_go()
+        return True
 
     def wait(self) -> None:
         """Wait until the host's batch is no longer needed."""
-        self.bytes_read.synchronize()
+        if self.bytes_read is not None:
+            self.bytes_read.synchronize()
         self._let_go()
 
     def _let_go(self) -> None:
-        self.transfer.staging.give_back(self.buffer)
-        self.host = self.buffer = None
+        buffer, read = self.buffer, self.bytes_read
+        self.host = self.buffer = self.bytes_read = None
+        self.transfer.staging.give_back(buffer)
+        if read is not None:
+            self.transfer.events.give_back(read)
 
     def take(self) -> float:
         """Let the consumer's stream have the batch; return the seconds that were waited."""
-        consumer = _cuda.current_stream(self.transfer.device)
-        consumer.wait_event(self.done)
+        consumer = _cuda.current_stream(self.transfer.device.index)
+        if self.done is not None:  # else an interrupt came when it had been taken
+            consumer.wait_event(self.done)
         # The allocator knows only the stream that a tensor was made on. Without this, memory that
         # the user lets go would be the next batch's while the consumer's kernels still read it.
-        for tensor in _tensors(self.batch):
-            if tensor.device == self.transfer.device:
-                _record(tensor, consumer)
-        return self.transfer.step(consumer)
+        for tensor in self.tensors:
+            _record(tensor, consumer)
+        waited = self.transfer.step(consumer)
+        done, self.done, self.tensors = self.done, None, []
+        if done is not None:
+            self.transfer.events.give_back(done)
+        return waited
 
 
 class LaterBatch(DeviceBatch):
@@ -284,21 +318,16 @@ class LaterBatch(DeviceBatch):
         return waited
 
 
-def _event(enable_timing: bool = False) -> Event:
-    # blocking: who waits for it sleeps, instead of keeping a core busy that loads data.
-    return _cuda.Event(enable_timing=enable_timing, blocking=True)
+def _no_inference() -> Any:
+    """Return a context without inference mode: batches outlive the mode they were asked for in, and
+    a tensor of it cannot be written to, or trained with, after it."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
-def _tensors(batch: Any) -> list[torch.Tensor]:
-    """Return the tensors of a batch."""
-    found: list[torch.Tensor] = []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return tensor
-
-    walk(batch, note)
-    return found
+def _rebuilt(batch: Any, parts: Iterable[torch.Tensor]) -> Any:
+    """Return a batch with these parts in place of its own, in the order of `leaves`."""
+    new = iter(parts)
+    return walk(batch, lambda _: next(new), lambda _: next(new))
 
 
 def _record(tensor: torch.Tensor, stream: Any) -> None:
@@ -318,10 +347,3 @@ def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
     return []
-
-
-def _has_crops(batch: Any) -> bool:
-    """Return True if a batch has encoded crops."""
-    found: list[EncodedCrops] = []
-    walk(batch, lambda tensor: tensor, found.append)
-    return bool(found)

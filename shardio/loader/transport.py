@@ -117,6 +117,8 @@ def _load(place: Any, memory: Any) -> Any:
         memory, data = bytearray(data), 0  # the user's own, so it is to be writable
     count = 1 + sum([(size - 1) * step for size, step in zip(shape, stride, strict=True)])
     flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=data)
+    if len(shape) == 1 == stride[0]:
+        return flat
     # No view: who saves the tensor saves nothing else of the buffer, and may call detach_().
     return flat.set_(flat.untyped_storage(), 0, shape, stride)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import random
 import re
 import warnings
 import weakref
@@ -31,7 +32,7 @@ from shardio.errors import OptionError, StateError, StorageError
 from shardio.loader import pinned
 from shardio.loader.device import DeviceOptions, DevicePrefetcher, Target, prefetch
 from shardio.loader.device_crops import Cropper
-from shardio.loader.pinned import is_page_locked, locked_bytes, page_lock, page_unlock
+from shardio.loader.pinned import LockedMemory, is_page_locked, locked_bytes, page_lock, page_unlock
 from shardio.loader.transfer import DeviceBatch, Transfer, strided_parts
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -439,22 +440,23 @@ def test_staged_tensors_are_copies_with_the_strides_of_a_copy() -> None:
         *(wide.t(), wide[:, ::2], wide[1:2].expand(4, 8), torch.zeros(0), torch.eye(2).to_sparse()),
     ]
     staging = Plain("auto")
-    staged, buffer = staging.stage(tensors)
+    sent, buffer = staging.stage(tensors)
     assert buffer is not None and staging.bytes == buffer.numel() == sum(
         -(-t.numel() * t.element_size() // 256) * 256 for t in tensors[:7]
     )
-    assert set(staged) == {id(t) for t in tensors[:7]}  # nothing to stage of the others
+    staged = [copied for copied, _ in sent]
+    assert all(one is t for one, t in zip(staged[7:], tensors[7:], strict=True))
+    assert [directly for _, directly in sent] == [True] * 4 + [False] + [True] * 2 + [False] * 2
     before = [t.clone() for t in tensors[:7]]
-    for tensor, copied in zip(tensors, before, strict=False):
-        found = staged[id(tensor)]
-        assert found.dtype == tensor.dtype and torch.equal(found, tensor)
+    for tensor, copied, found in zip(tensors, before, staged, strict=False):
+        assert found is not tensor.dtype == tensor.dtype and torch.equal(found, tensor)
         assert found.stride() == copied.stride() and found.data_ptr() % 8 == 0
         first = found.data_ptr() - buffer.data_ptr()
         assert 0 <= first <= buffer.numel() - found.numel() * found.element_size()
     for tensor in tensors[:4]:
         tensor.zero_()  # as the loader does with memory that was let go
-    for tensor, copied in zip(tensors, before, strict=False):
-        assert torch.equal(staged[id(tensor)], copied)
+    for found, copied in zip(staged, before, strict=False):
+        assert torch.equal(found, copied)
 
 
 def test_a_staging_buffer_is_used_again_when_it_is_given_back() -> None:
@@ -496,14 +498,15 @@ def test_memory_that_cannot_be_locked_is_said_once_and_done_without(
             self.tries += 1
             raise RuntimeError("CUDA error: out of memory")
 
-    staging = Full("auto")
+    staging, tensors = Full("auto"), [pictures(4)]
+    as_they_lie = [(tensors[0], False)], None
     with pytest.warns(UserWarning, match=r"256 B cannot be page-locked .*ulimit -l.*pin=False"):
-        assert staging.stage([pictures(4)]) == ({}, None)
-    assert staging.stage([pictures(4)]) == ({}, None) and staging.tries == 1
-    assert Full("auto").stage([pictures(4)]) == ({}, None)  # another loader: said already
+        assert staging.stage(tensors) == as_they_lie
+    assert staging.stage(tensors) == as_they_lie and staging.tries == 1
+    assert Full("auto").stage(tensors) == as_they_lie  # another loader: said already
     with pytest.raises(StorageError, match="pin=True, but 256 B cannot be page-locked"):
-        Full(True).stage([pictures(4)])
-    assert Full(False).stage([pictures(4)]) == ({}, None)
+        Full(True).stage(tensors)
+    assert Full(False).stage(tensors) == as_they_lie
 
 
 # --- around a loader ------------------------------------------------------------------------------
@@ -669,11 +672,28 @@ def test_without_cuda_no_memory_is_locked_and_nothing_is_said() -> None:
 
 def test_what_was_locked_is_known_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = torch.zeros(3, 4096, dtype=torch.uint8)
-    monkeypatch.setattr(pinned, "_LOCKED", {memory[1].data_ptr(): 4096})
+    monkeypatch.setattr(pinned, "_LOCKED", LockedMemory())
+    pinned._LOCKED.add(memory[1].data_ptr(), 4096)
     assert locked_bytes() == 4096
     assert is_page_locked(memory[1]) and is_page_locked(memory[1, 100:])
     assert not is_page_locked(memory) and not is_page_locked(memory[0])
     assert not is_page_locked(memory.view(-1)[5000:9000])
+
+
+def test_pieces_of_locked_memory_are_found_among_many() -> None:
+    locked, draws = LockedMemory(), random.Random(0)
+    firsts = list(range(0, 300, 3))
+    draws.shuffle(firsts)
+    for count, first in enumerate(firsts, 1):
+        locked.add(first, 2)
+        assert locked.bytes == 2 * count
+    for _ in range(2):
+        for first in range(-2, 302):
+            for end in range(first + 1, first + 4):
+                starts = [start for start in firsts if start <= first and end <= start + 2]
+                assert locked.holds(first, end) == bool(starts), (first, end)
+        gone, firsts = firsts[:50], firsts[50:]
+        assert all(map(locked.discard, gone)) and not any(map(locked.discard, gone))
 
 
 # --- with a GPU -----------------------------------------------------------------------------------
