@@ -3,10 +3,10 @@
 How it works. A buffer is a memfd: memory with a descriptor but no name (`storage.descriptors`), so
 that nothing is left behind. Each batch builder owns its buffers: it takes a free one, places arrays
 in it one after the other, and lets it grow where that takes more. The trainer maps each buffer
-once, and gives batches out as views of it. When the last view has died the buffer is free again. As
-nothing is ever taken from under a view, a batch that is kept is never overwritten: a builder that
-finds no buffer free makes another. Nor is one that a child has which was forked meanwhile: such a
-buffer is not used again at all.
+once, by a thread where its pages are locked, and gives batches out as views of it. When the last
+view has died the buffer is free again. As nothing is ever taken from under a view, a batch that is
+kept is never overwritten: a builder that finds no buffer free makes another. Nor is one that a
+child has which was forked meanwhile: such a buffer is not used again at all.
 
 Buffers of batches that are made where they are used are private, and have no descriptor.
 
@@ -29,6 +29,7 @@ import numpy as np
 
 from .. import native
 from ..storage import descriptors
+from .job_thread import Job, JobThread
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -41,16 +42,24 @@ ALIGN = 4096  # arrays begin on pages: what a device copies from, and no two thr
 class Buffer:
     """Hold the memory of one batch, in the process that makes it.
 
-    `fd` is its descriptor, -1: private; `sent` says that the trainer has it. `size` is its bytes,
-    `used` how many the batch takes. Arrays in it stay valid when it grows: all mappings are of the
+    `fd` is its descriptor, -1: private; `shown` how many bytes the trainer knows of. `size` is its
+    bytes, `used` how many the batch takes. `grown` is called when it is made of, or grows to, more
+    than the least. Arrays in it stay valid when it grows: all mappings are of the
     same memory. Private memory is replaced then; the batch has parts in both.
     """
 
-    def __init__(self, number: int, size: int, *, private: bool = False) -> None:
+    def __init__(
+        self,
+        number: int,
+        size: int,
+        *,
+        private: bool = False,
+        grown: Callable[[Buffer], object] = lambda buffer: None,
+    ) -> None:
         self.number = number
         self.fd = -1 if private else descriptors.anonymous_memory()
-        self.size = self.used = 0
-        self.sent = False
+        self.size = self.used = self.shown = 0
+        self._grown = grown
         self._lock = threading.Lock()
         self._views: list[Bytes] = []  # since `begin`; the last one is of all bytes
         self._starts: list[int] = []  # the address of each
@@ -120,13 +129,20 @@ class Buffer:
         self._address = int(self._views[-1].ctypes.data)  # asked once: it takes 3 us
         self._starts.append(self._address)
         self.size = size
+        if size > ALIGN:
+            self._grown(self)
 
 
 class BufferPool:
-    """Lend buffers to one batch builder. `free` is for any thread."""
+    """Lend buffers to one batch builder. `free` is for any thread.
 
-    def __init__(self, *, private: bool = False) -> None:
-        self._private = private
+    A new one is at once as large as the largest batch so far. grown: as of each Buffer.
+    """
+
+    def __init__(
+        self, *, private: bool = False, grown: Callable[[Buffer], object] = lambda buffer: None
+    ) -> None:
+        self._private, self._grown = private, grown
         self._all: dict[int, Buffer] = {}
         self._free: list[Buffer] = []
         self._numbers = count()
@@ -147,7 +163,8 @@ class BufferPool:
                 del self._free[i]  # others append meanwhile, which moves nothing
                 break
         else:
-            buffer = Buffer(next(self._numbers), self._largest, private=self._private)
+            largest = max([self._largest, *[one.used for one in self._all.values()]])
+            buffer = Buffer(next(self._numbers), largest, private=self._private, grown=self._grown)
             self._all[buffer.number] = buffer
             self.most = max(self.most, len(self._all))
         left = len(self._free)
@@ -181,14 +198,22 @@ class BufferPool:
 
 
 class MappedBuffer:
-    """Map a buffer where its batches are used; with fd -1 hold memory of this process alone."""
+    """Map a buffer where its batches are used; with fd -1 hold memory of this process alone.
 
-    def __init__(self, fd: int, size: int, lock: Lock | None = None) -> None:
+    With a thread, that maps it, and locks its pages; `view` waits for it, and raises its errors.
+    """
+
+    def __init__(
+        self, fd: int, size: int, lock: Lock | None = None, thread: JobThread | None = None
+    ) -> None:
         self._fd = fd
         self.shared = False  # a child that was forked may read it for ever
         self._live: weakref.ref[Bytes] | None = None
         self._lock = lock
         self._locked = ExitStack()  # unlocks the pages when it is closed
+        self._closed = False
+        self._thread = thread
+        self._job: Job[None] | None = None  # of the thread, the last one
         try:
             self.map(size)
         except BaseException:  # no memory: nobody else knows the descriptor
@@ -197,15 +222,31 @@ class MappedBuffer:
 
     def map(self, size: int) -> None:
         """Follow a buffer that has grown. Views of before stay what they were."""
-        self._locked.close()  # while they are mapped
-        self._map = descriptors.map_memory(self._fd, size)
         self.size = size
+        if self._thread is None:
+            self._follow(size)
+            return
+        try:
+            self._job = self._thread.submit(self._follow, size, aside=True)
+        except RuntimeError:  # the interpreter ends, and no thread begins anything any more
+            self._follow(size)
+
+    def _follow(self, size: int, *, aside: bool = False) -> None:
+        self._locked.close()  # while they are mapped
+        if self._closed:
+            return
+        self._map = descriptors.map_memory(self._fd, size, aside=aside)
         if self._lock is not None:
             address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
             self._locked.callback(self._lock(address, size))
+            if self._closed:  # meanwhile, by the collector, which waits for no thread
+                self._locked.close()
 
     def view(self, freed: Callable[[Any], None]) -> Bytes:
         """Return (size,) uint8. `freed` is called, in any thread, when the last view is gone."""
+        if self._job is not None:
+            self._job.result()
+            self._job = None
         view = np.frombuffer(self._map, np.uint8)
         self._live = weakref.ref(view, freed)
         if self._fd >= 0:  # private memory is copied for a child when either writes to it
@@ -219,6 +260,10 @@ class MappedBuffer:
 
     def close(self) -> None:
         """Give the descriptor back; the memory itself goes with its last view."""
+        self._closed = True
+        if self._job is not None:
+            self._job.end()
+            self._job = None
         self._locked.close()
         if self._fd >= 0:
             os.close(self._fd)

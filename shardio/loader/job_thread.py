@@ -27,9 +27,9 @@ class JobThread:
         self._owner = os.getpid()
         self._last: Callable[[], Future[Any] | None] = lambda: None
 
-    def submit(self, function: Callable[..., T], *args: Any) -> Job[T]:
-        """Run function(*args) there, after all jobs before it."""
-        future = self._executor.submit(function, *args)
+    def submit(self, function: Callable[..., T], *args: Any, **options: Any) -> Job[T]:
+        """Run function(*args, **options) there, after all jobs before it."""
+        future = self._executor.submit(function, *args, **options)
         self._last = weakref.ref(future)  # who has the job has what it returned, nobody else
         return Job(future)
 

@@ -1,19 +1,23 @@
 """The trainer's end of one loader process: what is asked of it, and what it sent.
 
-How it works. Each batch lies in a buffer of shared memory, which is mapped here once. What the
-trainer lets go of is told with the next request. A process that is gone has closed its socket:
-`receive` says which and how.
+How it works. Each batch lies in a buffer of shared memory, which is mapped here once. Processes
+show their buffers by a second socket. Where pages are locked, the trainer looks there whenever
+it takes a batch, or waits for one, at what all processes show, and has a thread map and lock it
+(`JobThread`). What the trainer lets go of is told with the next request. A process that is gone has
+closed its socket: `receive` says which and how.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import pickle
 import select
 import signal
 import socket
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from time import perf_counter
@@ -25,7 +29,8 @@ from ..errors import WorkerError
 from ..storage import descriptors
 from .base import Pass
 from .buffer_pool import Lock, MappedBuffer
-from .worker_process import Sent
+from .job_thread import JobThread
+from .worker_process import SHOWN, Sent
 
 WAIT_S = 5.0  # for a process that was told to leave, before it is killed
 GUARD = 'A script needs `if __name__ == "__main__":` around all that it does'  # unless it forks
@@ -41,20 +46,32 @@ class WorkerConnection:
     number: int
     process: Any  # of multiprocessing
     connection: Connection
+    shows: Connection  # its buffers
     most: int  # buffers that it keeps when they are free
     lock: Lock | None
     late: Late
+    mapper: JobThread | None = None  # that maps and locks buffers
     told: int = -1  # the number of the pass that it was told last
     asked: int = 0  # batches of that, so far
     mapped: dict[int, MappedBuffer] = field(default_factory=dict)  # by buffer
     freed: deque[int] = field(default_factory=deque)  # whose last view died; any thread appends
 
     def __post_init__(self) -> None:
-        self._arrives = select.poll()
-        self._arrives.register(self.connection.fileno(), select.POLLIN)
+        # One for each use: two threads may not ask one at a time.
+        self._arrives, self._is_there = select.poll(), select.poll()
+        for one in self._arrives, self._is_there:
+            one.register(self.connection.fileno(), select.POLLIN)
+        self._shown = descriptors.as_socket(self.shows)
+        self._others: dict[int, WorkerConnection] = {}  # by socket, who shows buffers early
         self._batches = 0
         self._spare = self.most  # the least of the last so many
         self._surplus = False  # a buffer is to be given back
+
+    def watch(self, all_of_them: Iterable[WorkerConnection]) -> None:
+        """Look at what these show, too, when a batch is received: they show buffers early."""
+        for other in all_of_them:
+            self._others[other._shown.fileno()] = other
+            self._arrives.register(other._shown.fileno(), select.POLLIN)
 
     def tell(self, number: int, what: Pass, wanted: int, *, follows: bool = False) -> None:
         """Tell it to make this pass. Batches of another one that it has not made are dropped, or,
@@ -104,30 +121,64 @@ class WorkerConnection:
         try:
             self._wait(since)
             sent = Sent.load(self.connection.recv_bytes())
-            fd = -1
-            if sent.fresh:
-                self._wait(since)
-                fd = descriptors.receive(self.connection)
-        except (EOFError, OSError) as error:
-            if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
-                raise WorkerError(
-                    f"loader process {self.number} sent a descriptor, and this process has no room "
-                    "for another: too many files are open. Allow it more (ulimit -n)"
-                ) from error
+        except (EOFError, OSError):
             self._gone()
-        if sent.fresh:
-            self.mapped[sent.buffer] = MappedBuffer(fd, sent.size, self.lock)
-        if sent.buffer >= 0 and self.mapped[sent.buffer].size < sent.size:
-            self.mapped[sent.buffer].map(sent.size)
+        while sent.buffer >= 0 and not self._knows(sent):
+            if not self._meet():
+                self._gone()
         return sent
+
+    def _knows(self, sent: Sent) -> bool:
+        """Return True if the buffer of a batch is mapped, or is being mapped, as it is now."""
+        return sent.buffer in self.mapped and self.mapped[sent.buffer].size >= sent.size
+
+    def _meet(self) -> bool:
+        """Map what it shows: a new buffer, or one that has grown. False: it is gone.
+
+        Raises WorkerError where there is no room for a descriptor.
+        """
+        try:
+            data, fd = descriptors.receive_with(self._shown, SHOWN.size)
+        except (EOFError, ConnectionError):
+            return False
+        buffer, size = SHOWN.unpack(data)
+        if buffer in self.mapped:
+            self.mapped[buffer].map(size)
+        elif fd >= 0:
+            self.mapped[buffer] = MappedBuffer(fd, size, self.lock, self.mapper)
+        else:
+            raise WorkerError(
+                f"loader process {self.number} sent a descriptor, and this process has no room "
+                "for another: too many files are open. Allow it more (ulimit -n)"
+            ) from OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return True
 
     def _wait(self, since: float) -> None:
         """Wait until something comes from it, or it is gone."""
-        while not self._arrives.poll(1e3 * self.late.pause_s(since) + 1):
+        while not self._comes(self.late.pause_s(since) + 1e-3):
             # What it forked may hold its socket open.
-            if self.process.exitcode is not None and not self._arrives.poll(0):
+            if self.process.exitcode is not None and not self._comes(0):
                 self._gone()
             self.late.look(since, self)
+
+    def _comes(self, wait_s: float) -> bool:
+        """Return True if something has come from it. Meets the buffers that are shown meanwhile."""
+        end = perf_counter() + wait_s
+        while True:
+            ready = [fd for fd, _ in self._arrives.poll(1e3 * wait_s)]
+            for fd in ready:
+                if fd in self._others and not self._others[fd]._meet():
+                    del self._others[fd]  # `receive` says so when its batch is due
+                    self._arrives.unregister(fd)
+            if self.connection.fileno() in ready:
+                return True
+            wait_s = max(0.0, end - perf_counter())
+            if not ready or not wait_s:
+                return False
+
+    def is_ready(self) -> bool:
+        """Return True if something has come from it, as far as can be seen without waiting."""
+        return bool(self._is_there.poll(0))
 
     @property
     def name(self) -> str:
@@ -147,10 +198,16 @@ class WorkerConnection:
         # Shut down: whoever has a copy, and if a thread of ours is just reading from it.
         with contextlib.suppress(OSError), descriptors.as_socket(self.connection) as one:
             one.shutdown(socket.SHUT_RDWR)
-        self.connection.close()
+        self.leave()
+        self._others.clear()
         for mapped in self.mapped.values():
             mapped.close()
         self.mapped.clear()
+
+    def leave(self) -> None:
+        """Close the sockets, and nothing else: in a child that was forked they are its own."""
+        self.connection.close()
+        self._shown.close()
 
     def _gone(self) -> NoReturn:
         join(self.process, WAIT_S)

@@ -15,6 +15,7 @@ import signal
 import warnings
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from multiprocessing import forkserver, resource_tracker
 from time import perf_counter
 from typing import Any, NoReturn
@@ -27,6 +28,7 @@ from ..dataset.whereabouts import Late, Whereabouts
 from ..errors import OptionError, RowError, WorkerError
 from .base import OVER, Pass, PoolOptions, WorkerPool
 from .buffer_pool import PrivateBuffers
+from .job_thread import JobThread
 from .stats import BatchStats, PoolFigures
 from .transport import WrappedBatch, unwrap
 from .worker_connection import GUARD, WAIT_S, WorkerConnection, join
@@ -66,7 +68,10 @@ class WorkerProcesses(WorkerPool):
         self._most = 0  # buffers that there have been at a time
         super().__init__(options, _close, self._all, self._own)
         whereabouts = Whereabouts(workers, options.threads)
-        job = WorkerJob(stream, workers, options.threads, torch.initial_seed(), whereabouts)
+        job = WorkerJob(
+            stream, workers, options.threads, torch.initial_seed(), whereabouts, lock is not None
+        )
+        mapper = None if lock is None else JobThread("shardio-buffers")
         late = Late(whereabouts, options.timeout_s, options.patience_s)
         context: Any = options.context or multiprocessing.get_context()
         method = context.get_start_method()
@@ -75,15 +80,20 @@ class WorkerProcesses(WorkerPool):
         if method == "forkserver":
             forkserver.ensure_running()
         for number in range(workers):
-            ours, theirs = context.Pipe()
+            (ours, theirs), (shows, shown) = context.Pipe(), context.Pipe()
             name = f"shardio-loader-{number}"
             process = context.Process(
-                target=run_worker, args=(theirs, number, job), name=name, daemon=True
+                target=run_worker, args=(theirs, shown, number, job), name=name, daemon=True
             )
-            self._all.append(WorkerConnection(number, process, ours, most, lock, late))
-            _CONNECTIONS.add(self._all[-1])
-            with theirs:
+            with shows:
+                one = WorkerConnection(number, process, ours, shows, most, lock, late, mapper)
+            self._all.append(one)
+            _CONNECTIONS.add(one)
+            with theirs, shown:
                 _start(process, method)
+        if mapper is not None:
+            for one in self._all:
+                one.watch(self._all)
 
     @property
     def figures(self) -> PoolFigures:
@@ -142,7 +152,7 @@ class WorkerProcesses(WorkerPool):
 
     def ready(self) -> bool:
         """Return True if `take` would most likely not wait."""
-        return self.closed or self._all[self._step % len(self._all)].connection.poll()
+        return self.closed or self._all[self._step % len(self._all)].is_ready()
 
     @contextlib.contextmanager
     def _unbroken(self) -> Iterator[None]:
@@ -150,7 +160,8 @@ class WorkerProcesses(WorkerPool):
         try:
             yield
         except BaseException as error:
-            if isinstance(error, WorkerError) and self.closed:  # by another thread: no failure
+            # By another thread: no failure. It may have dropped what a buffer waits for.
+            if isinstance(error, WorkerError | CancelledError) and self.closed:
                 raise WorkerError(OVER) from None
             self.close()
             raise
@@ -239,7 +250,7 @@ def _forget() -> None:
     # A child of os.fork() that ends as Python does would end daemons that it takes for its own.
     known: set[Any] = getattr(multiprocessing.process, "_children", set())
     for one in list(_CONNECTIONS):
-        one.connection.close()
+        one.leave()
         known.discard(one.process)
 
 

@@ -2,7 +2,9 @@
 
 How it works. It has one socket to the trainer. Downwards go the passes (which epoch, from where),
 how many batches more are wanted, and which buffers are free again; upwards, for each batch, its
-buffer and a small pickle. A buffer's descriptor is sent with its first batch. So there is no name,
+buffer and a small pickle. By a second socket it shows the trainer each buffer, once, and its size
+when that has grown: before the batch, or, where the trainer locks pages, as soon as the size is
+known, so that this is done when the batch comes. So there is no name,
 no lock and no file that could be left behind, and the end of either side closes the socket: a
 process whose trainer is gone leaves, at once.
 
@@ -21,6 +23,7 @@ import random
 import re
 import select
 import signal
+import struct
 import sys
 import threading
 import traceback
@@ -40,10 +43,11 @@ from ..order.rng import key
 from ..storage import descriptors, ranges
 from .base import Pass
 from .batch_builder import Batch, BatchBuilder, Failure, Layout
-from .buffer_pool import BufferPool
+from .buffer_pool import Buffer, BufferPool
 from .stats import BatchStats, add_requests
 from .transport import WrappedBatch, wrap
 
+SHOWN = struct.Struct("<QQ")  # the number of a buffer, and its bytes
 _CPU_EVERY_S = 0.005
 _SEED = 0x10AD  # what the seeds of Python's, numpy's and torch's generators are drawn for
 
@@ -55,7 +59,6 @@ class Sent(NamedTuple):
     buffer: int = -1
     size: int = 0  # bytes of the buffer
     used: int = 0  # bytes of it that the batch takes
-    fresh: bool = False  # its descriptor follows
     spare: int = 0  # other buffers that its process had free when it took this one
     wrapped: WrappedBatch | None = None
     stats: BatchStats = BatchStats()
@@ -83,9 +86,10 @@ class WorkerJob:
     threads: int  # in each
     seed: int
     whereabouts: Whereabouts
+    shows_early: bool  # buffers, before they have a batch
 
 
-def run_worker(connection: Connection, worker: int, job: WorkerJob) -> None:
+def run_worker(connection: Connection, shown: Connection, worker: int, job: WorkerJob) -> None:
     """Run a loader process, the one of this number, until the trainer is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's; it closes the socket
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -98,21 +102,25 @@ def run_worker(connection: Connection, worker: int, job: WorkerJob) -> None:
     gc.freeze()
     torch.set_num_threads(1)  # there is a process for each core
     ranges.hold_client()
-    _Worker(connection, worker, job).run()
+    _Worker(connection, shown, worker, job).run()
 
 
 class _Worker:
     """Build the batches that the trainer asks for, and send them."""
 
-    def __init__(self, connection: Connection, worker: int, job: WorkerJob) -> None:
+    def __init__(
+        self, connection: Connection, shown: Connection, worker: int, job: WorkerJob
+    ) -> None:
         self._connection = connection
-        self._socket = descriptors.as_socket(connection)
+        self._socket = descriptors.as_socket(shown)
+        shown.close()
         # A transform may fork. With the socket in its child, the trainer would not learn of the end
         # of this process; and a child that comes back from the transform is not to send batches.
         os.register_at_fork(after_in_child=connection.close)
         os.register_at_fork(after_in_child=self._socket.close)
         self._worker, self._job = worker, job
-        self._buffers = BufferPool()
+        self._buffers = BufferPool(grown=self._show) if job.shows_early else BufferPool()
+        self._showing = threading.Lock()
         self._passes: deque[tuple[int, Pass]] = deque()
         self._said = select.poll()
         self._said.register(connection.fileno(), select.POLLIN)
@@ -168,12 +176,25 @@ class _Worker:
             return
         buffer = batch.buffer
         buffer.hand_over()
-        fresh, buffer.sent = not buffer.sent, True
+        if buffer.shown < buffer.size:
+            self._show(buffer)
         stats = batch.stats(self._worker, self._new_cpu_s())
         stats = add_requests(stats, self._requests)
-        shown = buffer.number, buffer.size, buffer.used, fresh
-        sent = Sent(number, *shown, self._buffers.spare(), packed, stats)
-        self._send(sent, buffer.fd if fresh else -1)
+        shown = buffer.number, buffer.size, buffer.used
+        self._send(Sent(number, *shown, self._buffers.spare(), packed, stats))
+
+    def _show(self, buffer: Buffer) -> None:
+        """Show the trainer a buffer that is new, or its size when that has grown. In any thread."""
+        with self._showing:
+            data = SHOWN.pack(buffer.number, buffer.size)
+            try:
+                if buffer.shown:
+                    self._socket.sendall(data)
+                else:
+                    descriptors.send(self._socket, buffer.fd, data)
+            except ConnectionError:  # the trainer is gone
+                _leave(0)
+            buffer.shown = buffer.size
 
     def _new_cpu_s(self) -> float:
         """Return the CPU time since it was asked last; 0 within 5 ms, since asking takes 17 us."""
@@ -183,11 +204,9 @@ class _Worker:
         before, self._cpu_s, self._cpu_at = self._cpu_s, process_time(), now
         return self._cpu_s - before
 
-    def _send(self, sent: Sent, fd: int = -1) -> None:
+    def _send(self, sent: Sent) -> None:
         try:
             self._connection.send_bytes(sent.dump())
-            if fd >= 0:
-                descriptors.send(self._socket, fd)
         except ConnectionError:  # the trainer is gone
             _leave(0)
         except BaseException:  # it would wait for ever for what was not sent

@@ -36,33 +36,35 @@ def as_socket(connection: Connection) -> socket.socket:
     return one
 
 
-def send(to: socket.socket, fd: int) -> None:
-    """Send an open descriptor. The sender keeps its own. Raises OSError."""
-    socket.send_fds(to, [b"."], [fd])
-
-
-def receive(connection: Connection) -> int:
-    """Receive a descriptor that `send` sent, not inheritable; the caller closes it.
-
-    Raises EOFError when the other end is closed; OSError, EMFILE when this process has no room for
-    another one.
-    """
-    with as_socket(connection) as one:
-        return receive_from(one)
+def send(to: socket.socket, fd: int, data: bytes = b".") -> None:
+    """Send an open descriptor beside data. The sender keeps its own. Raises OSError."""
+    socket.send_fds(to, [data], [fd])
 
 
 def receive_from(one: socket.socket) -> int:
-    """Receive a descriptor as `receive` does, by a socket that the caller keeps.
+    """Receive a descriptor that `send` sent, not inheritable; the caller closes it.
 
-    Where there is no room for it, it is gone, but what follows can be read.
+    Raises EOFError when the other end is closed; OSError, EMFILE when this process has no room for
+    another one: it is gone then, but what follows can be read.
     """
-    data, fds, _, _ = socket.recv_fds(one, 1, 1)
+    fd = receive_with(one, 1)[1]
+    if fd < 0:  # the system leaves out what there is no room for
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return fd
+
+
+def receive_with(one: socket.socket, size: int) -> tuple[bytes, int]:
+    """Receive data of this size, and the descriptor beside it; -1: there is none, or no room.
+
+    Raises EOFError when the other end is closed.
+    """
+    data, fds, _, _ = socket.recv_fds(one, size, 1)
     if not data:
         raise EOFError
-    if not fds:  # the system leaves out what there is no room for
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    if not fds:
+        return data, -1
     os.set_inheritable(fds[0], False)
-    return fds[0]
+    return data, fds[0]
 
 
 def anonymous_memory() -> int:
@@ -74,10 +76,19 @@ def anonymous_memory() -> int:
     return file
 
 
-def map_memory(fd: int, size: int) -> mmap.mmap:
-    """Map so many bytes of a descriptor, shared; with fd -1 new memory of this process alone."""
+def map_memory(fd: int, size: int, *, aside: bool = False) -> mmap.mmap:
+    """Map so many bytes of a descriptor, shared; with fd -1 new memory of this process alone.
+
+    aside: other threads are to go on meanwhile. mmap keeps Python's lock, some ms where it finds
+    the pages of 38 MB; numpy, which reads one byte of each instead, does not.
+    """
     if fd >= 0:
-        return mmap.mmap(fd, size, flags=mmap.MAP_SHARED | _POPULATE)
+        memory = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | (0 if aside else _POPULATE))
+        if aside:
+            import numpy as np  # which a helper, that must start fast, has no need of
+
+            np.frombuffer(memory, np.uint8)[::_PAGE].max()
+        return memory
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return mmap.mmap(-1, size, flags=private | _POPULATE)

@@ -317,9 +317,9 @@ def test_the_user_of_a_buffer_learns_once_that_its_batch_died() -> None:
 def test_pages_are_unlocked_while_they_are_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
 
-    def noted(fd: int, size: int) -> Any:
+    def noted(fd: int, size: int, **options: bool) -> Any:
         events.append("map")
-        return map_memory(fd, size)
+        return map_memory(fd, size, **options)
 
     def lock(address: int, nbytes: int) -> Callable[[], None]:
         events.append("lock")
@@ -336,7 +336,7 @@ def test_pages_are_unlocked_while_they_are_mapped(monkeypatch: pytest.MonkeyPatc
 def test_a_buffer_that_cannot_be_mapped_leaves_no_descriptor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def full(fd: int, size: int) -> Any:
+    def full(fd: int, size: int, **options: bool) -> Any:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     buffers = BufferPool()

@@ -854,13 +854,15 @@ def test_an_evaluation_that_reads_one_epoch_again(packed: Packed) -> None:
 def process() -> Iterator[tuple[WorkerConnection, Any]]:
     """The trainer's end of a loader process that has buffers 0 to 2, and the other end."""
     ours, there = multiprocessing.Pipe()
+    shows, shown = multiprocessing.Pipe()
     late = Late(Whereabouts(1, 1), 0, 60)
-    one = WorkerConnection(0, None, ours, 4, None, late)
+    one = WorkerConnection(0, None, ours, shows, 4, None, late)
     one.mapped = {buffer: MappedBuffer(-1, 4096) for buffer in range(3)}
     one.tell(0, Pass({}, 0, 0, 0, 1, None), 2)  # type: ignore[arg-type]
     there.recv_bytes()
-    with ours, there:
+    with ours, there, shows, shown:
         yield one, there
+        one.leave()
 
 
 def test_what_was_sent_of_a_pass_that_was_left_frees_its_buffers(process: Any) -> None:
