@@ -264,6 +264,7 @@ class MappedBuffer:
         if self._job is not None:
             self._job.end()
             self._job = None
+        self._thread = None  # which ends when nobody has it
         self._locked.close()
         if self._fd >= 0:
             os.close(self._fd)

@@ -200,6 +200,7 @@ class WorkerConnection:
             one.shutdown(socket.SHUT_RDWR)
         self.leave()
         self._others.clear()
+        self.mapper = None
         for mapped in self.mapped.values():
             mapped.close()
         self.mapped.clear()
