@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
@@ -29,8 +30,10 @@ from shardio import (
     WorkerError,
     prefetch,
 )
+from shardio.loader import device as device_module
 from shardio.loader.normalize import in_two_kernels
 from shardio.loader.pinned import locked_bytes
+from shardio.storage import descriptors
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BATCH, STEPS = 8, 8  # 62 records, so that the last batch is smaller
@@ -201,6 +204,33 @@ def test_locked_memory_is_bounded_and_given_back(folder: Path, device: str) -> N
                 ours = found.locked_bytes - found.staging_bytes - before
                 assert 0 < ours <= found.batch_bytes
     assert locked_bytes() == before and loader.explain().staging_bytes == 0
+
+
+@gpu
+def test_next_maps_and_locks_no_buffer_and_buffers_are_copied_as_they_lie(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[str] = set()
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            threads.add(threading.current_thread().name)
+            return function(*args, **options)
+
+        return call
+
+    monkeypatch.setattr(device_module, "page_lock", noted(device_module.page_lock))
+    monkeypatch.setattr(descriptors, "map_memory", noted(descriptors.map_memory))
+    train = dataset(folder, transform=CenterCrop(128))
+    with ShardLoader(train, num_workers=2, device="cuda", mean=MEAN, std=STD) as loader:
+        for epoch in range(3):
+            loader.set_epoch(epoch)
+            wanted = expected(folder, epoch, transform=CenterCrop(128))
+            assert_same(list(loader), wanted, "cuda")
+        found = loader.explain()
+        assert found.locked_bytes - found.staging_bytes > 3 * 128 * 128 * BATCH
+        assert found.staging_bytes < 128 * 128  # labels
+    assert threads == {"shardio-buffers_0"} and locked_bytes() == 0
 
 
 @gpu
