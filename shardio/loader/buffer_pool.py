@@ -223,11 +223,12 @@ class MappedBuffer:
     def map(self, size: int) -> None:
         """Follow a buffer that has grown. Views of before stay what they were."""
         self.size = size
-        if self._thread is None:
+        thread = self._thread
+        if thread is None:
             self._follow(size)
             return
         try:
-            self._job = self._thread.submit(self._follow, size, aside=True)
+            self._job = thread.submit(self._follow, size, aside=True)
         except RuntimeError:  # the interpreter ends, and no thread begins anything any more
             self._follow(size)
 
@@ -244,8 +245,9 @@ class MappedBuffer:
 
     def view(self, freed: Callable[[Any], None]) -> Bytes:
         """Return (size,) uint8. `freed` is called, in any thread, when the last view is gone."""
-        if self._job is not None:
-            self._job.result()
+        job = self._job
+        if job is not None:
+            job.result()
             self._job = None
         view = np.frombuffer(self._map, np.uint8)
         self._live = weakref.ref(view, freed)
@@ -263,7 +265,6 @@ class MappedBuffer:
         self._closed = True
         if self._job is not None:
             self._job.end()
-            self._job = None
         self._thread = None  # which ends when nobody has it
         self._locked.close()
         if self._fd >= 0:

@@ -63,6 +63,7 @@ class WorkerConnection:
             one.register(self.connection.fileno(), select.POLLIN)
         self._shown = descriptors.as_socket(self.shows)
         self._others: dict[int, WorkerConnection] = {}  # by socket, who shows buffers early
+        self._closed = False
         self._batches = 0
         self._spare = self.most  # the least of the last so many
         self._surplus = False  # a buffer is to be given back
@@ -139,13 +140,16 @@ class WorkerConnection:
         """
         try:
             data, fd = descriptors.receive_with(self._shown, SHOWN.size)
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):
             return False
         buffer, size = SHOWN.unpack(data)
         if buffer in self.mapped:
             self.mapped[buffer].map(size)
         elif fd >= 0:
-            self.mapped[buffer] = MappedBuffer(fd, size, self.lock, self.mapper)
+            self.mapped[buffer] = new = MappedBuffer(fd, size, self.lock, self.mapper)
+            if self._closed:  # meanwhile, by another thread, which may not have seen it
+                new.close()
+                return False
         else:
             raise WorkerError(
                 f"loader process {self.number} sent a descriptor, and this process has no room "
@@ -167,8 +171,9 @@ class WorkerConnection:
         while True:
             ready = [fd for fd, _ in self._arrives.poll(1e3 * wait_s)]
             for fd in ready:
-                if fd in self._others and not self._others[fd]._meet():
-                    del self._others[fd]  # `receive` says so when its batch is due
+                other = self._others.get(fd)
+                if other is not None and not other._meet():
+                    self._others.pop(fd, None)  # `receive` says so when its batch is due
                     self._arrives.unregister(fd)
             if self.connection.fileno() in ready:
                 return True
@@ -198,12 +203,13 @@ class WorkerConnection:
         # Shut down: whoever has a copy, and if a thread of ours is just reading from it.
         with contextlib.suppress(OSError), descriptors.as_socket(self.connection) as one:
             one.shutdown(socket.SHUT_RDWR)
+        self._closed = True
         self.leave()
         self._others.clear()
-        self.mapper = None
-        for mapped in self.mapped.values():
+        for mapped in list(self.mapped.values()):
             mapped.close()
         self.mapped.clear()
+        self.mapper = None  # whose thread ends when nobody has it
 
     def leave(self) -> None:
         """Close the sockets, and nothing else: in a child that was forked they are its own."""
