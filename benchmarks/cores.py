@@ -73,6 +73,9 @@ def run(source: data.Data, result: Result) -> None:
     rounds = max(3, min(9, int(LONGEST_S / (ROUND_S + BETWEEN_S) / entries)))
     small = source.quick or not result.deadline.enough(WHOLE_S)
     for title, deadline in result.deadline.shares(WEIGHTS, BLOCK_S):
+        if not deadline.enough(START_S):
+            _report(result, title, counts, {})
+            continue
         size, batch, image_s = SETS[title]
         # So that a round does not reach the end of its epoch.
         records = int((ROUND_S + BETWEEN_S) * counts[-1] / image_s)

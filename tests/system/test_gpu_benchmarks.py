@@ -201,6 +201,7 @@ class Entry:
     """An entry whose rounds take 3 seconds each, by a clock of their own."""
 
     now = 0.0
+    packs = 0
 
     def __init__(self, function: str, **options: Any) -> None:
         self.decoder = function == "gpu_decode:decoder"
@@ -229,11 +230,16 @@ def in_time(
     module: ModuleType, within: float, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
     """Run a benchmark of entries as above; return what it found."""
-    Entry.now = 0.0
+    Entry.now, Entry.packs = 0.0, 0
+
+    def pack(folder: Path, out: Path, *options: Any) -> Path:
+        Entry.now += 2
+        Entry.packs += 1
+        return out
+
     packs = SimpleNamespace(
-        pack=lambda folder, out, *options: Path(out), repeat=lambda few, out, count: Path(out),
-        remove=lambda *paths: None, folder_bytes=lambda path: 1,
-    )  # fmt: skip
+        pack=pack, repeat=pack, remove=lambda *paths: None, folder_bytes=lambda path: 1
+    )
     monkeypatch.setattr(module, "data", packs)
     monkeypatch.setattr(module, "EntryProcess", Entry)
     monkeypatch.setattr("shardio.machine.processors", lambda: 16)
@@ -283,6 +289,14 @@ def test_a_benchmark_ends_in_time_and_says_what_it_left_out(
     assert all((one["met"] is None) == (one["found"] is None) for one in found["targets"])
     assert all(one["met"] is not None for one in whole["targets"])
     assert "the time was over before" in notes or share > 0.3
+
+
+def test_what_there_is_no_time_for_is_not_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = in_time(cores, 24, tmp_path, monkeypatch)
+    first, *others = [names for _, names in rows(found)]
+    assert first and others == [[], []] and Entry.packs == 2
 
 
 @pytest.mark.parametrize(
