@@ -26,6 +26,7 @@ from .jpeg_tiles import Data, Frame
 from .transforms import MIN_TILED_PIXELS, Transform, cut_tiles
 
 _JPEG = b"\xff\xd8\xff"  # how each begins
+_END = b"\xff\xd9"
 _SOF0 = 0xC0  # of the baseline process
 _TABLES = (jpeg_tiles.DQT, jpeg_tiles.DHT, jpeg_tiles.DRI, jpeg_tiles.SOS)
 _YCC = 1  # the transform in an Adobe segment: YCbCr
@@ -79,6 +80,7 @@ class Reason(IntEnum):
     SCANS       a JPEG with a scan for each component
     COLOURS     CMYK, YCCK, or RGB stored as RGB
     SAMPLING    of chroma, but not 4:4:4, 4:2:2, 4:2:0 or 4:4:0
+    END         a JPEG that does not end as one: it is cut, which PIL says, or bytes follow
     """
 
     NONE = 0
@@ -88,6 +90,7 @@ class Reason(IntEnum):
     SCANS = 4
     COLOURS = 5
     SAMPLING = 6
+    END = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ def plan_crop(transform: Transform, image: Any, draw: int, number: int) -> Devic
     image: encoded bytes, or a PIL image. number: of the record in its dataset.
 
     The crop is finished here where the device cannot decode the image. Raises DecodeError as the
-    transform does. Damage behind the header of a JPEG is found later, by the device's decoder.
+    transform does. Damage in the midst of a JPEG is found later, if the device's decoder finds it.
     """
     with decode.decode_errors(image):
         found = _read_header(image)
@@ -177,7 +180,12 @@ def _read_header(image: Any) -> _Jpeg | Reason:
     scan = jpeg_tiles.read_scan(image, segments[-1])
     if frame is None or scan is None:
         return Reason.HEADER
-    return _reason(frame, scan[0], adobe) or _Jpeg(frame.width, frame.height, has_app1)
+    if reason := _reason(frame, scan[0], adobe):
+        return reason
+    # An engine decodes what is there of a file that is cut, and says nothing.
+    if bytes(image[-2:]) != _END:
+        return Reason.END
+    return _Jpeg(frame.width, frame.height, has_app1)
 
 
 def _reason(frame: Frame, scan: tuple[int, ...], adobe: int) -> Reason:

@@ -19,6 +19,7 @@ Its files:
     device_crops       decode="cuda": encoded crops to pixels on the device
     device_decode      the decoders of JPEGs
     device_resize      Pillow's resize, by operations of torch
+    device_kernels     the same by kernels of Triton, and normalised with it
     pinned             page-locked memory
     normalize          images cast and normalised where they lie
 """

@@ -28,7 +28,7 @@ from ..units import check_int
 from .base import batch_iterator
 from .device_crops import Cropper
 from .device_decode import check_name, find_decoder
-from .normalize import Images, check_kernels
+from .normalize import Images, check_kernels, takes_triton
 from .pinned import Pin, page_lock, page_unlock
 from .stats import BatchStats, DecodeCounts
 from .transfer import DeviceBatch, StreamTransfer, Transfer
@@ -51,7 +51,7 @@ class DeviceOptions:
     ahead: int = 1
     pin: Pin = "auto"
     decoder: str = "auto"
-    kernels: str = "torch"
+    kernels: str = "auto"
 
     def check_with(self, dataset: Any) -> None:
         """Raise OptionError for a decoder that would decode nothing of a dataset of ours."""
@@ -69,7 +69,7 @@ class DeviceOptions:
         images = ("mean", "std", "dtype", "channels_last")
         given = [name for name in images if getattr(self, name) is not None]
         given += ["ahead"] * (self.ahead != 1) + ["pin"] * (self.pin not in ("auto", False))
-        given += ["decoder"] * (self.decoder != "auto") + ["kernels"] * (self.kernels != "torch")
+        given += ["decoder"] * (self.decoder != "auto") + ["kernels"] * (self.kernels != "auto")
         if given:
             raise OptionError(
                 f'{", ".join(given)} without a device: say where, device="cuda"; device="cpu" does '
@@ -89,7 +89,7 @@ def prefetch(
     channels_last: bool | None = None,
     pin: Pin = "auto",
     decoder: str = "auto",
-    kernels: str = "torch",
+    kernels: str = "auto",
 ) -> Prefetch:
     """Send a loader's batches to a device, ahead of use; cast and normalise images there.
 
@@ -107,8 +107,8 @@ def prefetch(
     decoder: of decode="cuda": "nvimgcodec", "torchcodec" or "torchvision"; "auto" takes the first
         of them that works here; "pil" decodes on the CPU, and crops on the device.
     kernels: "triton" crops, resizes, normalises and casts by one kernel of Triton, "torch" by
-        several of torch, to the same pixels. Triton comes with torch for CUDA on Linux, and wants a
-        C compiler.
+        several of torch, to the same pixels; "auto" takes Triton's on a GPU where they run. Triton
+        comes with torch for CUDA on Linux, and wants a C compiler.
 
     Raises OptionError, also while iterating: if mean, std or dtype is given, and a batch has no
     image. With decode="cuda" also DecodeError and DependencyError.
@@ -183,10 +183,8 @@ class Target:
         self.pin = options.pin
         if self.pin not in ("auto", True, False):
             raise OptionError(f'pin is {printable(repr(self.pin))}: expected "auto", True or False')
-        kernels = check_kernels(options.kernels, self.device)
-        self.images = Images(
-            options.mean, options.std, options.dtype, options.channels_last, kernels
-        )
+        self.kernels = check_kernels(options.kernels, self.device)
+        self.images = Images(options.mean, options.std, options.dtype, options.channels_last)
         self.decoder = check_name(options.decoder, self.device)
         self.decoded = DecodeCounts()
         self._transfer: Transfer | None = None
@@ -226,8 +224,11 @@ class Target:
         if device.type == "cuda" and device.index is None:  # only now is the process's device set
             device = torch.device("cuda", _cuda.current_device())
         if self._transfer is None or self._transfer.device != device:
+            self.images.fused = takes_triton(self.kernels, device)
             of_crops = device if device.type == "cuda" else torch.device("cpu")
-            cropper = Cropper(of_crops, partial(find_decoder, self.decoder), self.decoded, self.images)
+            cropper = Cropper(
+                of_crops, partial(find_decoder, self.decoder), self.decoded, self.images
+            )
             if device.type == "cuda":
                 self._transfer = StreamTransfer(device, self.images, cropper, self.pin)
             else:

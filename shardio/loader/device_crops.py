@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..dataset.encoded_crops import EncodedCrops
 from ..errors import DecodeError
@@ -22,6 +24,8 @@ from .normalize import Images
 from .stats import DecodeCounts
 
 _cuda: Any = torch.cuda  # it has no types
+
+Rows = NDArray[np.int64]
 
 # Bytes of pictures that are decoded at a time: 1,900 photographs of 500 x 375, 29 of 12 megapixels,
 # of which a batch of 256 would take 9 GB.
@@ -63,21 +67,22 @@ class Cropper:
         out = torch.empty(shape, dtype=torch.uint8, device=self.device).permute(0, 3, 1, 2)
         if self.finishes:
             out = self._images.empty(out)
-        files = list(crops.files)
-        reasons = [Reason(int(reason)) for reason in crops.column(Place.REASON)]
-        finished = [row for row, reason in enumerate(reasons) if reason]
-        if finished:
+        places = crops.places.numpy()
+        finished = np.flatnonzero(places[:, Place.REASON])
+        if len(finished):
+            files = list(crops.files)
             pixels = torch.stack([files[row] for row in finished]).view(-1, height, width, 3)
             pixels = pixels.to(self.device).permute(0, 3, 1, 2)
             if self.finishes:
-                pictures = _at(finished, pixels, len(crops))
-                self._resample(pictures, crops, out)
+                self._resample(_at(finished, pixels, len(crops)), crops, out)
             else:
-                out[torch.tensor(finished, device=self.device)] = pixels
-        self.counts.add_finished([reasons[row] for row in finished])
-        for rows in _groups(crops, reasons, most_bytes):
-            pictures = _at(rows, self._decoded(crops, files, rows), len(crops))
-            self._resample(pictures, crops, out)
+                out[torch.from_numpy(finished).to(self.device)] = pixels
+        self.counts.add_finished([Reason(int(one)) for one in places[finished, Place.REASON]])
+        for rows in _groups(places, most_bytes):
+            left = self._drawn(crops, rows, out)
+            if len(left):
+                pictures = _at(left, self._decoded(crops, left, left is not rows), len(crops))
+                self._resample(pictures, crops, out)
         return out
 
     @property
@@ -85,31 +90,69 @@ class Cropper:
         """Return True if `make` normalises and casts too: kernels of Triton do."""
         return self._images.fused and self._images.channels in (None, 3)
 
+    def _drawn(self, crops: EncodedCrops, rows: Rows, out: torch.Tensor) -> Rows:
+        """Make the crops of these rows with few steps for each, if the decoder and Triton can.
+
+        Return the rows that are left.
+        """
+        decoder = self._found()
+        if decoder is None or not self.finishes:
+            return rows
+        places = crops.places.numpy()
+        sizes = places[rows][:, [Place.HEIGHT, Place.WIDTH]].astype(np.int64)
+        self._settle()
+        drawn = decoder.draw(crops.files, rows, sizes)
+        if drawn is None:
+            return rows
+        from . import device_kernels
+
+        there = np.flatnonzero(~drawn.refused)
+        steps = np.ones((len(there), 3), dtype=np.int64)  # of channel, row and column
+        steps[:, 1], steps[:, 2] = 3 * sizes[there, 1], 3
+        device_kernels.crop(
+            *(drawn.addresses[there], steps, rows[there], places, crops.interpolation, out),
+            *self._factors(out),
+        )
+        self.counts.by_decoder += len(there)
+        return rows[drawn.refused]
+
+    def _settle(self) -> None:
+        """Wait until the stream is done, as decoders want it."""
+        if self.device.type == "cuda":
+            settled = _cuda.Event(blocking=True)  # who waits for it sleeps
+            settled.record()
+            settled.synchronize()
+
     def _resample(
         self, pictures: Sequence[torch.Tensor | None], crops: EncodedCrops, out: torch.Tensor
     ) -> None:
         if self.finishes:
             from . import device_kernels
 
-            factors = self._images.factors(out) if self._images.normalises else ()
+            factors = self._factors(out)
             device_kernels.resample(pictures, crops.places, crops.interpolation, out, *factors)
         else:
             resample(pictures, crops.places, crops.interpolation, out.permute(0, 2, 3, 1))
 
-    def _decoded(
-        self, crops: EncodedCrops, files: Sequence[torch.Tensor], rows: Sequence[int]
-    ) -> list[torch.Tensor]:
-        """Return the pictures of these rows, (3, height, width) uint8 on the device."""
+    def _factors(self, out: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self._images.factors(out) if self._images.normalises else ()
+
+    def _found(self) -> Decoder | None:
         if self._find is not None:
             self._decoder, self._find = self._find(self.device), None
             self.counts.decoder = PIL if self._decoder is None else self._decoder.name
+        return self._decoder
+
+    def _decoded(self, crops: EncodedCrops, rows: Rows, drawn: bool) -> list[torch.Tensor]:
+        """Return the pictures of these rows, (3, height, width) uint8 on the device.
+
+        drawn: the decoder has refused them already.
+        """
+        decoder, files = self._found(), list(crops.files)
         decoded: list[torch.Tensor | None] = [None] * len(rows)
-        if self._decoder is not None:
-            if self.device.type == "cuda":
-                settled = _cuda.Event(blocking=True)  # who waits for it sleeps
-                settled.record()
-                settled.synchronize()
-            decoded = self._decoder.decode([files[row] for row in rows])
+        if decoder is not None and not drawn:
+            self._settle()
+            decoded = decoder.decode([files[row] for row in rows])
         places = crops.places.numpy()
         pictures = []
         for row, picture in zip(rows, decoded, strict=True):
@@ -138,9 +181,7 @@ class Cropper:
         return picture.to(self.device)
 
 
-def _at(
-    rows: Sequence[int], pictures: Iterable[torch.Tensor], count: int
-) -> list[torch.Tensor | None]:
+def _at(rows: Rows, pictures: Iterable[torch.Tensor], count: int) -> list[torch.Tensor | None]:
     """Return the pictures at their rows, None elsewhere."""
     found: list[torch.Tensor | None] = [None] * count
     for row, picture in zip(rows, pictures, strict=True):
@@ -148,18 +189,15 @@ def _at(
     return found
 
 
-def _groups(crops: EncodedCrops, reasons: Sequence[Reason], most_bytes: int) -> Iterator[list[int]]:
+def _groups(places: NDArray[np.float64], most_bytes: int) -> Iterator[Rows]:
     """Yield the rows whose JPEGs are decoded together."""
-    sizes = (crops.places[:, Place.WIDTH] * crops.places[:, Place.HEIGHT] * 3).tolist()
-    group: list[int] = []
-    held = 0.0
-    for row, (size, reason) in enumerate(zip(sizes, reasons, strict=True)):
-        if reason:
-            continue
-        if group and held + size > most_bytes:
-            yield group
-            group, held = [], 0.0
-        group.append(row)
+    rows = np.flatnonzero(places[:, Place.REASON] == 0)
+    sizes = (places[rows, Place.WIDTH] * places[rows, Place.HEIGHT] * 3).tolist()
+    begin, held = 0, 0.0
+    for at, size in enumerate(sizes):
+        if at > begin and held + size > most_bytes:
+            yield rows[begin:at]
+            begin, held = at, 0.0
         held += size
-    if group:
-        yield group
+    if begin < len(rows):
+        yield rows[begin:]

@@ -20,11 +20,14 @@ import base64
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
+from ..dataset.encoded import EncodedImages
 from ..errors import DependencyError, OptionError, printable
 from ..images import decode
 
@@ -39,12 +42,28 @@ _SMALL_JPEG = zlib.decompress(
 )
 
 
+Numbers = NDArray[np.int64]
+
+
+class Drawn(NamedTuple):
+    """Hold decoded pictures: (height, width, 3) uint8 RGB each, dense, on the device.
+
+    addresses  (n,) where each begins; of one that was refused, any number
+    refused    (n,) which of them the decoder did not decode
+    memory     what holds the pixels
+    """
+
+    addresses: Numbers
+    refused: NDArray[np.bool_]
+    memory: object
+
+
 class Decoder(ABC):
     """Decode JPEGs on one device.
 
-    Work on the current stream must be done when `decode` is called: it may write to memory that was
-    let go there, and the engine of a GPU does not wait for a stream (on an H100, as torchcodec has
-    it). What it returns may be used on that stream, and nowhere else.
+    Work on the current stream must be done when it is called: it may write to memory that was let
+    go there, and the engine of a GPU does not wait for a stream (on an H100, as torchcodec has it).
+    What it returns may be used on that stream, and nowhere else.
     """
 
     name: str
@@ -60,6 +79,14 @@ class Decoder(ABC):
         files: (bytes,) uint8, on the CPU. They may be read until the current stream gets here.
         pixels: (3, height, width) uint8 RGB on the device, as stored: EXIF does not turn them.
         """
+
+    def draw(self, files: EncodedImages, rows: Numbers, sizes: Numbers) -> Drawn | None:
+        """Decode the files of these rows as `decode` does, with few steps for each of them.
+
+        A thread that makes many keeps the training loop waiting for Python's lock. sizes: (n, 2)
+        height and width of each. None: this decoder cannot.
+        """
+        return None
 
 
 class NvImgCodec(Decoder):
@@ -78,8 +105,12 @@ class NvImgCodec(Decoder):
             for kind in (kinds.HW_GPU_ONLY, kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU)
         ]
         # Fancy upsampling of chroma is what libjpeg does, and so PIL.
+        # On an H100, 1, 2, 4 and 16 threads decode 6,655, 8,278, 9,753 and 6,799 photographs/s.
         self._decoder = nvimgcodec.Decoder(
-            device_id=device.index, backends=backends, options=":fancy_upsampling=1"
+            device_id=device.index,
+            max_num_cpu_threads=4,
+            backends=backends,
+            options=":fancy_upsampling=1",
         )
         self._as_stored = nvimgcodec.DecodeParams(
             apply_exif_orientation=False, color_spec=nvimgcodec.ColorSpec.SRGB
@@ -88,15 +119,32 @@ class NvImgCodec(Decoder):
 
     def decode(self, files: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Decode files: see Decoder."""
-        streams = [self._library.CodeStream(file.numpy()) for file in files]
+        return [
+            None if image is None else from_dlpack(image).permute(2, 0, 1)
+            for image in self._decoded([file.numpy() for file in files])
+        ]
+
+    def draw(self, files: EncodedImages, rows: Numbers, sizes: Numbers) -> Drawn | None:
+        """Decode files: see Decoder."""
+        data, offsets = files.buffer.numpy(), files.offsets.tolist()
+        images = self._decoded([data[offsets[row] : offsets[row + 1]] for row in rows.tolist()])
+        addresses, refused = np.zeros(len(rows), np.int64), np.ones(len(rows), bool)
+        for at, (image, (height, width)) in enumerate(zip(images, sizes.tolist(), strict=True)):
+            # An eighth of the time of from_dlpack.
+            held = None if image is None else image.__cuda_array_interface__
+            dense = None, (3 * width, 3, 1)
+            if held and held["shape"] == (height, width, 3) and held.get("strides") in dense:
+                addresses[at], refused[at] = held["data"][0], False
+        return Drawn(addresses, refused, images)
+
+    def _decoded(self, files: Sequence[NDArray[np.uint8]]) -> list[Any]:
+        streams = [self._library.CodeStream(file) for file in files]
         stream = _cuda.current_stream().cuda_stream
         # Their memory is not torch's, which would know that the stream still reads it. So they are
         # kept until the next call, when all work on the stream is done.
         self._images = []
         self._images = self._decoder.decode(streams, params=self._as_stored, cuda_stream=stream)
-        return [
-            None if image is None else from_dlpack(image).permute(2, 0, 1) for image in self._images
-        ]
+        return self._images
 
 
 class TorchCodec(Decoder):
@@ -141,9 +189,8 @@ def decode_by_pil(file: torch.Tensor, max_pixels: int | None = None) -> torch.Te
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-_ON_A_GPU: tuple[type[Decoder], ...] = (NvImgCodec, TorchCodec, TorchVision)  # best first
 PIL = "pil"
-NAMES = ("auto", *(kind.name for kind in _ON_A_GPU), PIL)
+NAMES = ("auto", NvImgCodec.name, TorchCodec.name, TorchVision.name, PIL)  # best first
 
 
 def check_name(name: Any, device: torch.device) -> str:
@@ -169,7 +216,7 @@ def find_decoder(name: str, device: torch.device) -> Decoder | None:
         return None
     small = torch.frombuffer(bytearray(_SMALL_JPEG), dtype=torch.uint8)
     failed = []
-    for kind in _ON_A_GPU:
+    for kind in (NvImgCodec, TorchCodec, TorchVision):
         if name not in ("auto", kind.name):
             continue
         try:

@@ -16,7 +16,6 @@ compiler for what starts it. With TRITON_INTERPRET=1 the kernels run on the CPU,
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -53,12 +52,15 @@ _REACH = {"box": 0.5, "bilinear": 1.0, "hamming": 1.0, "bicubic": 2.0, "lanczos"
 EXACT = {"enable_fp_fusion": False}
 
 
-def interpreted() -> bool:
-    """Return True if Triton's interpreter runs the kernels, on the CPU."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
 # --- what the loader calls ------------------------------------------------------------------------
+
+
+def try_out(device: torch.device) -> None:
+    """Compile a kernel, and run it. Raises whatever Triton does."""
+    one = torch.ones((1, 1, 1, 1), device=device)
+    normalize(one.to(torch.uint8), one.view(1), one.view(1), out := torch.zeros_like(one))
+    if out.item() != 2:
+        raise RuntimeError("it computes something else")
 
 
 def resample(
@@ -72,16 +74,36 @@ def resample(
     """Write the crop of each picture to its row of `out`: pixels, or pixels * scale + bias.
 
     pictures, places, interpolation: see device_resize.resample.
+    out, scale, bias: see `crop`.
+    """
+    rows = np.array([row for row, one in enumerate(pictures) if one is not None], dtype=np.int64)
+    some = [one for one in pictures if one is not None]
+    addresses = np.array([one.data_ptr() for one in some], dtype=np.int64)
+    strides = np.array([one.stride() for one in some], dtype=np.int64).reshape(-1, 3)
+    crop(addresses, strides, rows, places.numpy(), interpolation, out, scale, bias)
+
+
+def crop(
+    addresses: np.ndarray,
+    strides: np.ndarray,
+    rows: np.ndarray,
+    places: np.ndarray,
+    interpolation: str,
+    out: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> None:
+    """Write the crops of pictures, which lie on the device, to their rows of `out`.
+
+    addresses, strides: of each picture: of its memory, and in bytes of channel, row and column.
+    rows: of `out`, and of `places`, for each picture.
     out: (B, 3, H, W) of any dtype and strides.
     scale, bias: three values of float32 each, on the device of `out`.
     """
-    height, width = out.shape[2:]
-    rows = [row for row, picture in enumerate(pictures) if picture is not None]
-    if not rows:
+    if not len(rows):
         return
-    some = cast(list[torch.Tensor], [pictures[row] for row in rows])
-    strides = np.array([picture.stride() for picture in some], dtype=np.int64)
-    planned = plan(places.numpy()[rows], strides, (height, width), interpolation)
+    height, width = out.shape[2:]
+    planned = plan(places[rows], strides, (height, width), interpolation)
     planned[:, Column.ROW] = rows
     table = np.empty((len(rows), _COUNT))
     table[:, : Column.COUNT] = planned
@@ -94,15 +116,13 @@ def resample(
         axis=1,
     ).astype(np.int64)
     whole = table.view(np.int64)
-    whole[:, _ADDRESS] = [picture.data_ptr() for picture in some]
+    whole[:, _ADDRESS] = addresses
     whole[:, _WEIGHTS:] = (np.cumsum(sizes) - sizes.ravel()).reshape(-1, 2)
-    there = torch.from_numpy(table)
-    if out.is_cuda:
-        there = there.pin_memory().to(out.device, non_blocking=True)
+    there = _sent(table, out.device)
     numbers, most = there.view(torch.int64), max(height, width)
     weights = torch.empty(int(sizes.sum()), dtype=torch.int32, device=out.device)
     firsts = torch.empty((len(rows), 2, most), dtype=torch.int32, device=out.device)
-    _weigh[(_programs(most), len(rows), 2)](
+    weigh_pixels[(_programs(most), len(rows), 2)](
         there,
         numbers,
         weights,
@@ -114,7 +134,7 @@ def resample(
         _BLOCK,
         **EXACT,
     )
-    _crop[(_programs(height * width), len(rows))](
+    crop_blocks[(_programs(height * width), len(rows))](
         there,
         numbers,
         weights,
@@ -131,6 +151,11 @@ def resample(
     )
 
 
+def _sent(table: np.ndarray, device: torch.device) -> torch.Tensor:
+    there = torch.from_numpy(table)
+    return there.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else there
+
+
 def normalize(
     pixels: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, out: torch.Tensor
 ) -> None:
@@ -143,7 +168,7 @@ def normalize(
     _, channels, height, width = out.shape
     if not out.numel():
         return
-    _normalize[(_programs(out.numel(), 4 * _BLOCK),)](
+    normalize_blocks[(_programs(out.numel(), 4 * _BLOCK),)](
         pixels,
         scale,
         bias,
@@ -197,8 +222,16 @@ def _filter(x, FILTER: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def _weigh(  # type: ignore[no-untyped-def]
-    table, numbers, weights, firsts, height, width, FILTER: tl.constexpr, REACH: tl.constexpr, BLOCK: tl.constexpr
+def weigh_pixels(  # type: ignore[no-untyped-def]
+    table,
+    numbers,
+    weights,
+    firsts,
+    height,
+    width,
+    FILTER: tl.constexpr,
+    REACH: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Write the weights along one axis of a picture: Pillow's precompute_coeffs.
 
@@ -244,7 +277,7 @@ def _rounded(sums):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def _crop(  # type: ignore[no-untyped-def]
+def crop_blocks(  # type: ignore[no-untyped-def]
     table,
     numbers,
     weights,
@@ -322,7 +355,7 @@ def _cast(values, TO: tl.constexpr):  # type: ignore[no-untyped-def]
 
     To bfloat16 by hand: Triton's interpreter cuts off.
     """
-    if TO == tl.bfloat16:
+    if tl.bfloat16 == TO:
         bits = values.to(tl.uint32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
         values = bits.to(tl.float32, bitcast=True)
@@ -330,7 +363,7 @@ def _cast(values, TO: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def _normalize(  # type: ignore[no-untyped-def]
+def normalize_blocks(  # type: ignore[no-untyped-def]
     pixels,
     scale,
     bias,
@@ -358,10 +391,9 @@ def _normalize(  # type: ignore[no-untyped-def]
         source = at
     else:
         image = at // (channels * area) * (channels * area)
+        source = image + channel * area + place
         if LAST_IN:
             source = image + place * channels + channel
-        else:
-            source = image + channel * area + place
     values = tl.load(pixels + source, mask=inside, other=0).to(tl.float32)
     values = values * tl.load(scale + channel, mask=inside, other=0.0)
     values = values + tl.load(bias + channel, mask=inside, other=0.0)

@@ -83,7 +83,10 @@ def resample(
 
 # How orientations 0 to 8 turn: rows become columns, columns are mirrored, rows are.
 _TURNS = np.array(
-    [(turn.swap, turn.mirror_x, turn.mirror_y) for turn in (TURNS.get(i, UPRIGHT) for i in range(9))]
+    [
+        (turn.swap, turn.mirror_x, turn.mirror_y)
+        for turn in (TURNS.get(i, UPRIGHT) for i in range(9))
+    ]
 )
 
 

@@ -15,6 +15,7 @@ import copy
 import functools
 import math
 import numbers
+import os
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from ..errors import DependencyError, OptionError, printable
 
 _cuda: Any = torch.cuda  # it has no types
 
-KERNELS = ("torch", "triton")
+KERNELS = ("auto", "torch", "triton")
 
 
 def normalize(
@@ -80,9 +81,12 @@ class Images:
         std: float | Sequence[float] | None = None,
         dtype: torch.dtype | None = None,
         channels_last: bool | None = None,
-        kernels: str = "torch",
+        fused: bool = False,
     ) -> None:
-        """Take the options as `prefetch` describes them. Raises OptionError."""
+        """Take the options as `prefetch` describes them, and whether Triton's kernels are taken.
+
+        Raises OptionError.
+        """
         means, stds = _numbers("mean", mean), _numbers("std", std)
         if _several(mean) and _several(std) and len(means) != len(stds):
             raise OptionError(
@@ -109,10 +113,11 @@ class Images:
         self.channels = max(len(means), len(stds)) if several else None
         # In float64, and rounded once: both are what float32 can hold of them.
         m, s = (
-            torch.tensor(values, dtype=torch.float64, device="cpu") for values in (means or [0.0], stds or [1.0])
+            torch.tensor(values, dtype=torch.float64, device="cpu")
+            for values in (means or [0.0], stds or [1.0])
         )
         self._scale, self._bias = (1 / (255 * s)).float(), (-m / s).float()
-        self.fused = kernels == "triton"
+        self.fused = fused
         self._on: dict[tuple[torch.device, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self._in_one: dict[tuple[torch.device, int, bool], bool] = {}
 
@@ -140,7 +145,7 @@ class Images:
 
         def one(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal found
-            if finished and any([tensor is made for made in finished]):
+            if finished and any([tensor is one for one in finished]):
                 found += 1
                 return tensor
             if tensor.dtype == torch.uint8 and tensor.dim() == 4 and tensor.shape[1] == channels:
@@ -255,34 +260,55 @@ def rounds_twice(
     every = torch.arange(256, dtype=torch.uint8, device=pixels.device).view(1, 1, 16, 16)
     every = every.expand(2, pixels.shape[1], 16, 16)
     last = not pixels.is_contiguous()
-    every = every.contiguous(
-        memory_format=torch.channels_last if last else torch.contiguous_format
-    )
+    every = every.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
     try:
-        made = in_one_kernel(every, scale, bias, dtype)
+        in_one = in_one_kernel(every, scale, bias, dtype)
     except RuntimeError:  # an older torch, which wants tensors of one dtype
         return False
-    return torch.equal(made, in_two_kernels(every, scale, bias, dtype))
+    return torch.equal(in_one, in_two_kernels(every, scale, bias, dtype))
 
 
 def check_kernels(name: Any, device: torch.device) -> str:
-    """Return the option `kernels`. Raises OptionError and DependencyError."""
+    """Return the option `kernels`. Raises OptionError."""
     if name not in KERNELS:
-        raise OptionError(f'kernels is {printable(repr(name))}: expected "torch" or "triton"')
-    if name == "triton":
-        try:
-            from .device_kernels import interpreted
-        except ImportError as error:
-            raise DependencyError(
-                f'kernels="triton" needs Triton ({printable(str(error))}), which comes with torch '
-                "for CUDA on Linux: pip install triton, or leave kernels out"
-            ) from None
-        if device.type != "cuda" and not interpreted():
-            raise OptionError(
-                f'kernels is "triton", which runs on a GPU, but device is "{device}": give '
-                'device="cuda", or leave kernels out'
-            )
+        raise OptionError(
+            f'kernels is {printable(repr(name))}: expected "auto", "torch" or "triton"'
+        )
+    if name == "triton" and device.type != "cuda" and not _interpreted():
+        raise OptionError(
+            f'kernels is "triton", which runs on a GPU, but device is "{device}": give '
+            'device="cuda", or leave kernels out'
+        )
     return str(name)
+
+
+def takes_triton(name: str, device: torch.device) -> bool:
+    """Return True if the kernels are to be those of Triton, which are tried out for "auto".
+
+    Waits for the device. Raises DependencyError for "triton" where they do not run.
+    """
+    if name == "torch" or (name == "auto" and device.type != "cuda"):
+        return False
+    try:
+        from .device_kernels import try_out
+
+        try_out(device)
+    except Exception as error:  # of Triton and of the C compiler that it calls, any
+        if name == "auto":
+            return False
+        said = printable(str(error).strip().partition("\n")[0])
+        raise DependencyError(
+            f'kernels="triton" cannot run on {device}: {said}. Triton comes with torch for CUDA on '
+            "Linux (pip install triton), and compiles what starts a kernel: it needs a C compiler "
+            "and Python's headers (Debian, Ubuntu: apt-get install gcc python3-dev). Or leave "
+            "kernels out"
+        ) from error
+    return True
+
+
+def _interpreted() -> bool:
+    """Return True if Triton's interpreter runs its kernels, on the CPU, for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _dense(images: torch.Tensor) -> bool:

@@ -105,20 +105,20 @@ class StagingBuffers:
                 return buffer
             self.bytes -= buffer.numel()  # batches have grown: it is of no use any more
         try:
-            buffer = self._locked(size)
+            buffer = self.locked(size)
         except RuntimeError as error:
             if self._insists:
                 raise StorageError(
                     f"pin=True, but {show_size(size)} cannot be page-locked: {error}\n{_LIMITS}, "
                     'or give pin="auto"'
                 ) from error
-            _warn_of_locking(size, str(error))
+            warn_of_locking(size, str(error))
             self._stages = False
             return None
         self.bytes += size
         return buffer
 
-    def _locked(self, size: int) -> torch.Tensor:
+    def locked(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
@@ -167,12 +167,12 @@ class LockedMemory:
         return at > 0 and end <= ranges[at - 1][1]
 
 
-_LOCKED = LockedMemory()  # what page_lock has locked in this process
+LOCKED = LockedMemory()  # what page_lock has locked in this process
 _LIMITS = (
     "Free memory limits it, and so may a container (ulimit -l, docker run --ulimit memlock=-1): "
     "make batches smaller, or prefetch fewer"
 )
-_warned = False
+warned = False
 
 
 def page_lock(address: int, nbytes: int, device: torch.device | None = None) -> bool:
@@ -188,16 +188,16 @@ def page_lock(address: int, nbytes: int, device: torch.device | None = None) -> 
     with _cuda.device(device):
         error = _cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE)
         if int(error) == 0:
-            _LOCKED.add(address, nbytes)
+            LOCKED.add(address, nbytes)
             return True
         _forget_error()
-    _warn_of_locking(nbytes, f"cudaHostRegister says {int(error)}")
+    warn_of_locking(nbytes, f"cudaHostRegister says {int(error)}")
     return False
 
 
 def page_unlock(address: int, device: torch.device | None = None) -> None:
     """Undo `page_lock`. Does nothing where that was not done, or did not succeed."""
-    if not _LOCKED.discard(address):
+    if not LOCKED.discard(address):
         return
     with suppress(RuntimeError), _cuda.device(device):  # CUDA may have ended before us
         if int(_cuda.cudart().cudaHostUnregister(address)):
@@ -206,7 +206,7 @@ def page_unlock(address: int, device: torch.device | None = None) -> None:
 
 def locked_bytes() -> int:
     """Return the bytes that `page_lock` holds locked in this process."""
-    return _LOCKED.bytes
+    return LOCKED.bytes
 
 
 def is_page_locked(tensor: torch.Tensor) -> bool:
@@ -218,7 +218,7 @@ def is_page_locked(tensor: torch.Tensor) -> bool:
     """
     first = tensor.data_ptr()
     end = first + tensor.numel() * tensor.element_size()
-    return _LOCKED.holds(first, end) or tensor.is_pinned()
+    return LOCKED.holds(first, end) or tensor.is_pinned()
 
 
 def _forget_error() -> None:
@@ -231,10 +231,10 @@ def _forget_error() -> None:
         torch.zeros(1, device="cuda").add_(1)
 
 
-def _warn_of_locking(size: int, why: str) -> None:
-    global _warned
-    if not _warned:
-        _warned = True
+def warn_of_locking(size: int, why: str) -> None:
+    global warned
+    if not warned:
+        warned = True
         warnings.warn(
             f"{show_size(size)} cannot be page-locked ({why}): copies to the GPU will be slower, "
             f"and will not overlap with computing. {_LIMITS}; pin=False accepts it",

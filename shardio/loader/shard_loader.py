@@ -112,7 +112,7 @@ class ShardLoader:
         channels_last: bool | None = None,
         pin: Pin = "auto",
         decoder: str = "auto",
-        kernels: str = "torch",
+        kernels: str = "auto",
         timeout: float = 0,
         resident: Literal["ram", "device"] | None = None,
         multiprocessing_context: str | BaseContext | None = None,

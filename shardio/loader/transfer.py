@@ -85,17 +85,17 @@ class Transfer:
     ) -> list[torch.Tensor]:
         """Return the parts of a batch on the device, copied and cropped, then cast and
         normalised."""
-        made: list[torch.Tensor] = []
+        cropped: list[torch.Tensor] = []
 
-        def cropped(crops: EncodedCrops) -> torch.Tensor:
+        def crop(crops: EncodedCrops) -> torch.Tensor:
             pixels = self._cropper.make(crops).to(self.device)
             if self._cropper.finishes:
-                made.append(pixels)
+                cropped.append(pixels)
             return pixels
 
-        there = [cropped(one) if isinstance(one, EncodedCrops) else copy(one) for one in parts]
+        there = [crop(one) if isinstance(one, EncodedCrops) else copy(one) for one in parts]
         copied()
-        return self._images.finish_all(there, made)
+        return self._images.finish_all(there, cropped)
 
     def mark(self) -> Any:
         """Mark where the consumer's work ends so far, for `idle_s`."""
@@ -113,12 +113,12 @@ class StreamTransfer(Transfer):
     def __init__(self, device: torch.device, images: Images, cropper: Cropper, pin: Pin) -> None:
         super().__init__(device, images, cropper)
         # The cast is short, and a step waits for it: it is not to queue behind that step's kernels.
-        self._stream = _cuda.Stream(device, priority=-1)
-        self._clock = _cuda.Stream(device, priority=-2)  # has no work: an event is there at once
+        self.stream = _cuda.Stream(device, priority=-1)
+        self.clock = _cuda.Stream(device, priority=-2)  # has no work: an event is there at once
         self.staging = StagingBuffers(pin)
-        self.events, self._clocks = EventPool(), EventPool(enable_timing=True)
+        self.events, self.clocks = EventPool(), EventPool(enable_timing=True)
         self._thread = JobThread("shardio-decode")
-        self._steps: deque[Event] = deque()  # where the consumer stood at each hand-out
+        self.steps: deque[Event] = deque()  # where the consumer stood at each hand-out
 
     def send(self, batch: Any) -> DeviceBatch:
         """Begin to copy a batch of the host, cast and normalise it, by the side stream."""
@@ -138,23 +138,23 @@ class StreamTransfer(Transfer):
         tensors = [one for one in parts if isinstance(one, torch.Tensor)]
         read, done = self.events.take(), self.events.take()
         # The context of a stream sets the device, too.
-        with _no_inference(), torch.no_grad(), _cuda.stream(self._stream):
+        with _no_inference(), torch.no_grad(), _cuda.stream(self.stream):
             if ready is not None:
-                self._stream.wait_event(ready)
+                self.stream.wait_event(ready)
                 for tensor in tensors:
                     if tensor.device == self.device:
-                        _record(tensor, self._stream)
+                        record(tensor, self.stream)
             staged, buffer = self.staging.stage(tensors)
             copies = iter(staged)
             try:
                 there = self._finished(
                     parts,
                     lambda _: self._copy(*next(copies)),
-                    lambda: read.record(self._stream),
+                    lambda: read.record(self.stream),
                 )
-                done.record(self._stream)
+                done.record(self.stream)
             except BaseException:  # out of memory: copies that were begun still read the host's
-                self._stream.synchronize()
+                self.stream.synchronize()
                 self.staging.give_back(buffer)
                 raise
         return _StreamBatch(_rebuilt(batch, there), self, batch, buffer, read, done, there)
@@ -168,16 +168,16 @@ class StreamTransfer(Transfer):
         """Wait until no copy reads memory of the host."""
         self._thread.wait()
         with suppress(RuntimeError):  # what the user's kernels did to the device: torch says it
-            self._stream.synchronize()
+            self.stream.synchronize()
 
     def step(self, consumer: Any) -> float:
         """Mark where the consumer stands, and wait while it is too far behind: seconds waited."""
         reached = self.events.take()
         reached.record(consumer)
-        self._steps.append(reached)
+        self.steps.append(reached)
         waited = 0.0
-        while len(self._steps) > _STEPS_AHEAD:
-            oldest = self._steps.popleft()
+        while len(self.steps) > _STEPS_AHEAD:
+            oldest = self.steps.popleft()
             if not oldest.query():
                 began = time.perf_counter()
                 oldest.synchronize()
@@ -187,7 +187,7 @@ class StreamTransfer(Transfer):
 
     def mark(self) -> Event:
         """Mark where the consumer's work ends so far, for `idle_s`."""
-        ended = self._clocks.take()
+        ended = self.clocks.take()
         ended.record(_cuda.current_stream(self.device.index))
         return ended
 
@@ -195,12 +195,12 @@ class StreamTransfer(Transfer):
         """Return the seconds since the device ended the work before a mark; 0: it has not."""
         seconds = 0.0
         if mark.query():
-            now = self._clocks.take()
-            now.record(self._clock)
+            now = self.clocks.take()
+            now.record(self.clock)
             now.synchronize()
             seconds = mark.elapsed_time(now) / 1e3
-            self._clocks.give_back(now)
-        self._clocks.give_back(mark)
+            self.clocks.give_back(now)
+        self.clocks.give_back(mark)
         return seconds
 
 
@@ -213,19 +213,19 @@ class EventPool:
 
     def __init__(self, enable_timing: bool = False) -> None:
         self._timing = enable_timing
-        self._free: deque[Event] = deque()
+        self.free: deque[Event] = deque()
 
     def take(self) -> Event:
         """Return an event that nobody else has."""
         try:
-            return self._free.pop()
+            return self.free.pop()
         except IndexError:
             # blocking: who waits for it sleeps, instead of keeping a core busy that loads data.
             return _cuda.Event(enable_timing=self._timing, blocking=True)
 
     def give_back(self, event: Event) -> None:
         """Let an event be recorded for another purpose."""
-        self._free.append(event)
+        self.free.append(event)
 
 
 @dataclass(eq=False)
@@ -267,7 +267,7 @@ class _StreamBatch(DeviceBatch):
         # The allocator knows only the stream that a tensor was made on. Without this, memory that
         # the user lets go would be the next batch's while the consumer's kernels still read it.
         for tensor in self.tensors:
-            _record(tensor, consumer)
+            record(tensor, consumer)
         waited = self.transfer.step(consumer)
         done, self.done, self.tensors = self.done, None, []
         if done is not None:
@@ -330,7 +330,7 @@ def _rebuilt(batch: Any, parts: Iterable[torch.Tensor]) -> Any:
     return walk(batch, lambda _: next(new), lambda _: next(new))
 
 
-def _record(tensor: torch.Tensor, stream: Any) -> None:
+def record(tensor: torch.Tensor, stream: Any) -> None:
     """Tell the allocator that a stream reads a tensor's memory."""
     for part in strided_parts(tensor):
         part.record_stream(stream)

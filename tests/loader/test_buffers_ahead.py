@@ -113,8 +113,9 @@ def test_a_thread_maps_and_locks_each_buffer_once(folder: Path, locks: Locks) ->
         for epoch in range(3):
             loader.set_epoch(epoch)
             assert numbers(loader) == list(range(BATCH * STEPS))
-        assert loader._pool is not None
-        mapped = [one for all_of in loader._pool._all for one in all_of.mapped.values()]
+        pool = loader._pool
+        assert pool is not None
+        mapped = [one for all_of in pool._all for one in all_of.mapped.values()]
         for one in mapped:
             one.view(lambda _: None)  # the thread may be at one that no batch came in yet
         assert locks.count("lock") == locks.count("map") == len(mapped) == len(locks.held)
@@ -178,10 +179,10 @@ def test_an_error_of_the_thread_comes_in_next_and_ends_the_processes(
 def test_memory_that_cannot_be_locked_is_a_warning_and_batches_come(
     folder: Path, locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pinned, "_warned", False)
+    monkeypatch.setattr(pinned, "warned", False)
 
     def refuse(address: int, nbytes: int, device: Any = None) -> bool:
-        pinned._warn_of_locking(nbytes, "cudaHostRegister says 2")
+        pinned.warn_of_locking(nbytes, "cudaHostRegister says 2")
         return False
 
     monkeypatch.setattr(device, "page_lock", refuse)

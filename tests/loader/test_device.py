@@ -323,7 +323,9 @@ class Slow(Transfer):
 
     def __init__(self, target: Target) -> None:
         cpu = torch.device("cpu")
-        super().__init__(cpu, target.images, Cropper(cpu, lambda device: None, target.decoded, target.images))
+        super().__init__(
+            cpu, target.images, Cropper(cpu, lambda device: None, target.decoded, target.images)
+        )
         self.done, self.waits = False, 0
 
     def send(self, batch: Any) -> DeviceBatch:
@@ -672,8 +674,8 @@ def test_without_cuda_no_memory_is_locked_and_nothing_is_said() -> None:
 
 def test_what_was_locked_is_known_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = torch.zeros(3, 4096, dtype=torch.uint8)
-    monkeypatch.setattr(pinned, "_LOCKED", LockedMemory())
-    pinned._LOCKED.add(memory[1].data_ptr(), 4096)
+    monkeypatch.setattr(pinned, "LOCKED", LockedMemory())
+    pinned.LOCKED.add(memory[1].data_ptr(), 4096)
     assert locked_bytes() == 4096
     assert is_page_locked(memory[1]) and is_page_locked(memory[1, 100:])
     assert not is_page_locked(memory) and not is_page_locked(memory[0])

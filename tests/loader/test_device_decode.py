@@ -248,7 +248,10 @@ def test_exif_is_taken_from_a_jpeg_without_changing_the_loader_s_bytes() -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"decoder": "dali"}, 'decoder is \'dali\': expected one of "auto", "nvimgcodec"'),
+        (
+            {"decoder": "dali"},
+            'decoder is \'dali\': expected one of "auto", "nvimgcodec"',
+        ),
         ({"decoder": "nvimgcodec"}, 'device is "cpu": give device="cuda", or leave decoder out'),
     ],
 )
@@ -422,7 +425,9 @@ def test_a_damaged_jpeg_is_named_by_its_record(tmp_path: Path) -> None:
     with ShardLoader(dataset, num_workers=1, device="cpu") as loader:
         batches = iter(loader)
         assert next(batches)[1].tolist() == list(range(8))
-        with pytest.raises(DecodeError, match=r"^record 11 of the dataset: "):
+        with pytest.raises(
+            DecodeError, match=r"^record 11 of the .*, 11: image of 900 bytes: .*truncated"
+        ):
             next(batches)
 
 

@@ -16,7 +16,6 @@ from support.gpu import DEVICES
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardio.images.decode import TURNS, UPRIGHT, pil_info
-from shardio.images.device_crop import Place
 from shardio.loader.device_resize import resample
 
 FILTERS = ("bilinear", "bicubic", "lanczos", "box", "hamming")

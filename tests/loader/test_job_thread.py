@@ -34,7 +34,9 @@ class Threaded(Transfer):
 
     def __init__(self, target: Target, before: Callable[[Any], object]) -> None:
         cpu = torch.device("cpu")
-        super().__init__(cpu, target.images, Cropper(cpu, lambda device: None, target.decoded, target.images))
+        super().__init__(
+            cpu, target.images, Cropper(cpu, lambda device: None, target.decoded, target.images)
+        )
         self.thread = JobThread("test-decode")
         self.before = before
         self.began: list[int] = []

@@ -95,9 +95,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     played = Cuda()
     Event.made = 0
     monkeypatch.setattr(transfer, "_cuda", played)
-    monkeypatch.setattr(pinned.StagingBuffers, "_locked", Memory.locked)
-    monkeypatch.setattr(pinned, "_LOCKED", LockedMemory())
-    monkeypatch.setattr(transfer, "_record", lambda *what: played.recorded.append(what))
+    monkeypatch.setattr(pinned.StagingBuffers, "locked", Memory.locked)
+    monkeypatch.setattr(pinned, "LOCKED", LockedMemory())
+    monkeypatch.setattr(transfer, "record", lambda *what: played.recorded.append(what))
     return played
 
 
@@ -106,7 +106,7 @@ def sent_by(batches: Any, **options: Any) -> tuple[StreamTransfer, DevicePrefetc
     meta, cpu = torch.device("meta"), torch.device("cpu")
     cropper = Cropper(cpu, lambda device: None, target.decoded, target.images)
     way = StreamTransfer(meta, target.images, cropper, "auto")
-    target._transfer = way
+    target.transfer = lambda: way
     return way, DevicePrefetcher(batches, target)
 
 
@@ -139,7 +139,7 @@ def in_use(way: StreamTransfer, ahead: DevicePrefetcher) -> list[Any]:
     batches = {id(one): one for one in [*ahead._reading, *(sent for sent, _ in ahead._sent)]}
     held = [one.bytes_read for one in batches.values()]
     held += [one.done for one in batches.values()]
-    return [*filter(None, held), *way._steps]
+    return [*filter(None, held), *way.steps]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -147,15 +147,15 @@ def test_events_are_used_again_and_never_by_two_at_a_time(cuda: Cuda, seed: int)
     draws = random.Random(seed)
     source = Source(120, draws)
     way, ahead = sent_by(source, ahead=1 + seed % 3)
-    side = way._stream
+    side = way.stream
     for number, (rows, _) in enumerate(ahead, 1):
         assert len(rows) == number
         held = in_use(way, ahead)
         assert len({id(one) for one in held}) == len(held)
-        free = [*way.events._free, *way._clocks._free]
+        free = [*way.events.free, *way.clocks.free]
         assert len({id(one) for one in free}) == len(free)
         assert not {id(one) for one in held} & {id(one) for one in free}
-        for stream in side, cuda.consumer, way._clock:
+        for stream in side, cuda.consumer, way.clock:
             stream.done = draws.randint(stream.done, stream.recorded)
         _, mark = cuda.consumer.waits[-1]  # of this batch, after its copy
         assert mark is not None and mark[0] is side
@@ -169,7 +169,7 @@ def test_a_batch_of_the_host_is_held_until_its_own_copy_is_done(cuda: Cuda) -> N
     way, ahead = sent_by(source, ahead=2)
     next(ahead)
     assert source.given[0]() is not None  # nothing is done yet
-    way._stream.done = 1  # the copy, not the cast
+    way.stream.done = 1  # the copy, not the cast
     next(ahead)
     assert source.given[0]() is None
     assert all(rows() is not None for rows in source.given[1:])
@@ -189,9 +189,9 @@ def test_every_tensor_of_a_batch_is_recorded_for_its_consumer_and_none_is_kept(c
     batch = {"a": Pair(rows(1), [rows(2), "text"]), "b": (rows(3),), "there": rows(4).to("meta")}
     way, ahead = sent_by([batch])
     found = next(ahead)
-    side = [tensor for tensor, stream in cuda.recorded if stream is way._stream]
+    side = [tensor for tensor, stream in cuda.recorded if stream is way.stream]
     assert [len(one) for one in side] == [4]  # it was there already: its memory is read there
-    assert way._stream.waits[0][1] == (cuda.consumer, 2)  # as it was when it was sent, after `mark`
+    assert way.stream.waits[0][1] == (cuda.consumer, 2)  # as it was when it was sent, after `mark`
     taken = [one for one, stream in cuda.recorded if stream is cuda.consumer]
     tensors = [found["a"].rows, found["a"].others[0], found["b"][0], found["there"]]
     assert all(one is tensor for one, tensor in zip(taken, tensors, strict=True))
@@ -221,7 +221,7 @@ def test_an_interrupt_while_a_batch_is_taken_takes_it_once_more(
         next(ahead)
     assert [len(rows) for rows, _ in ahead] == [5, 6, 7, 8, 9]
     held = in_use(way, ahead)
-    free = [*way.events._free, *way._clocks._free]
+    free = [*way.events.free, *way.clocks.free]
     assert len({id(one) for one in [*held, *free]}) == len(held) + len(free)
 
 
@@ -234,7 +234,7 @@ def test_a_batch_is_asked_once_whether_it_is_locked_and_small_tensors_never(
     way, ahead = sent_by([(images, labels)] * 3)
     assert len(list(ahead)) == 3
     assert asked == [1 << 15] * 3
-    pinned._LOCKED.add(images.data_ptr(), images.numel())
+    pinned.LOCKED.add(images.data_ptr(), images.numel())
     asked.clear()
     list(sent_by([(images, labels)])[1])
     assert asked == []

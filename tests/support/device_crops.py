@@ -8,9 +8,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from support import pillow_resize
-
 from shardio.images.device_crop import DeviceCrop, Place, Reason
+from support import pillow_resize
 
 ORIENTATION_TAG = 0x0112
 
