@@ -10,7 +10,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,21 @@ from support import small_datasets
 from support.device_crops import Picture
 
 import shardio
-from shardio import OptionError, RandomResizedCrop, ShardDataset, ShardLoader
+from shardio import EncodedCrops, OptionError, RandomResizedCrop, ShardDataset, ShardLoader
+from shardio.dataset.encoded import EncodedImages
+from shardio.images.device_crop import plan_crop
+from shardio.loader.device_crops import Cropper
+from shardio.loader.device_decode import Decoder, Drawn, decode_by_pil, drawn_of
 from shardio.loader.normalize import Images, takes_triton
+from shardio.loader.stats import DecodeCounts
 
 pytest.importorskip("triton", reason="Triton is not installed; tools/setup brings it")
 
 FILTERS = ("bilinear", "bicubic", "lanczos", "box", "hamming")
 SHAPE = (13, 22)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-MOST = 200 if torch.cuda.is_available() else 36  # pixels of a side: the interpreter is slow
+# Pictures, and pixels of a side at most: the interpreter is slow.
+COUNT, MOST = (48, 200) if torch.cuda.is_available() else (10, 36)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAME = "shardio.loader.device_kernels"
@@ -74,8 +80,8 @@ def blank(count: int, last: bool = True) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_every_crop_is_pillow_s_bit_for_bit(kernels: ModuleType, name: str) -> None:
-    pictures = [Picture(seed, MOST) for seed in range(24)]
-    found = made(kernels, pictures, name, blank(24, name in FILTERS[::2]))
+    pictures = [Picture(seed, MOST) for seed in range(COUNT)]
+    found = made(kernels, pictures, name, blank(COUNT, name in FILTERS[::2]))
     for one, got in zip(pictures, found, strict=True):
         np.testing.assert_array_equal(got, one.expected(SHAPE, name), str(one.place))
 
@@ -173,6 +179,43 @@ def test_a_loader_gives_what_it_gives_without_them(
         for (images, labels), (others, same) in zip(*runs, strict=True):
             assert torch.equal(images, others) and torch.equal(labels, same)
             assert images.dtype == others.dtype and images.stride() == others.stride()
+
+
+class Drawing(Decoder):
+    """Decode by PIL, into one piece of memory; some are refused, or in another form."""
+
+    name = "drawing"
+
+    def __init__(self, refused: int, strange: int) -> None:
+        self.refused, self.strange = refused, strange
+
+    def decode(self, files: Any) -> Any:
+        raise AssertionError("it draws")
+
+    def draw(self, files: EncodedImages, rows: Any, sizes: Any) -> Drawn:
+        images: list[Any] = []
+        for row in rows.tolist():
+            pixels = decode_by_pil(files[row]).permute(1, 2, 0).contiguous().to(DEVICE)
+            about = {"shape": tuple(pixels.shape), "data": (pixels.data_ptr(), False)}
+            if row == self.strange:
+                about["strides"] = (4 * pixels.shape[1], 4, 1)
+            one = SimpleNamespace(__cuda_array_interface__=about, pixels=pixels)
+            images.append(None if row == self.refused else one)
+        return drawn_of(images, sizes)
+
+
+def test_what_a_decoder_draws_is_cropped_and_what_it_refuses_pil_decodes(
+    kernels: ModuleType,
+) -> None:
+    crop = RandomResizedCrop(8, flip=True)
+    files = [small_datasets.jpeg(number) for number in range(6)]
+    crops = EncodedCrops.join([plan_crop(crop, file, 7, n) for n, file in enumerate(files)])
+    images = Images(MEAN, STD, torch.bfloat16, fused=True)
+    device, counts = torch.device(DEVICE), DecodeCounts()
+    found = Cropper(device, lambda _: Drawing(1, 4), counts, images).make(crops)
+    plain = Cropper(device, lambda _: None, DecodeCounts(), Images()).make(crops)
+    assert torch.equal(found.cpu(), Images(MEAN, STD, torch.bfloat16).normalized(plain.cpu()))
+    assert (counts.decoder, counts.by_decoder, counts.by_trainer) == ("drawing", 4, 2)
 
 
 def test_means_of_another_number_of_channels_are_told(
