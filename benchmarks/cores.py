@@ -116,7 +116,7 @@ def _compare(
         processes[_called(name, count)] = EntryProcess(function, workers=count, **options)
     warm = []
     with ending(processes):
-        for name in deadline.part(0.5).each(processes):
+        for name in deadline.part(0.5).until(processes):
             found = processes[name].round()
             show(f"  warm-up {name}: {found['images_per_s']:,.0f} images/s")
             warm.append(name)

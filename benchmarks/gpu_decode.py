@@ -147,7 +147,7 @@ def _alone(result: Result, scale: Scale, forms: dict[str, str], deadline: Deadli
         for form, its in deadline.shares(dict.fromkeys(forms, 1)):
             about = {
                 name: entries[name].round(form=form, compare=True)
-                for name in its.part(0.5).each(entries)
+                for name in its.part(0.5).until(entries)
             }
             show(f"  {form}: {about}")
             ways = {name: partial(entries[name].round, form=form) for name in about}
@@ -282,7 +282,7 @@ def _road(
         _report_road(result, scale, form, names, measured)
 
     with ending(entries):
-        for name in deadline.part(0.7).each(entries):  # it takes several times a round's time
+        for name in deadline.part(0.7).until(entries):  # it takes several times a round's time
             about[name] = entries[name].round(compare=True)
         measured = interleave(
             {name: entries[name].round for name in about},

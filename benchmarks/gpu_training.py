@@ -89,7 +89,7 @@ def _train(
         _report(result, scale, model, names, measured)
 
     with ending(entries):
-        for name in deadline.part(0.5).each(tuple(entries)):  # kernels are chosen in these rounds
+        for name in deadline.part(0.5).until(tuple(entries)):  # kernels are chosen in these rounds
             found = entries[name].round(traced=True)
             if missing := found.get("missing"):
                 result.note(f"{model}, {name} was not measured: {missing}")

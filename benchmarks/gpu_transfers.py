@@ -63,7 +63,7 @@ def run(source: data.Data, result: Result, scale: Scale, deadline: Deadline) -> 
         _report(result, scale, names, measured, about, lanes)
 
     with ending(entries):
-        for name in deadline.part(0.3).each(entries):
+        for name in deadline.part(0.3).until(entries):
             about[name] = entries[name].round(what="trace")
             lanes[name] = about[name].pop("lanes")
             show(f"  trace, {name}: {about[name]}")

@@ -92,6 +92,16 @@ class Deadline:
             left = max(0.0, self.left())
             yield name, Deadline(max(share * left, min(least, left)), self._clock)
 
+    def until(self, turns: Iterable[T]) -> Iterator[T]:
+        """Yield turns until the end has come. The last one may pass it: for what others follow.
+
+        Where the longest decided, one slow turn at the start would leave most of the time unused.
+        """
+        for turn in turns:
+            if self.left() <= 0:
+                return
+            yield turn
+
     def each(self, turns: Iterable[T]) -> Iterator[T]:
         """Yield turns as long as there is time for one more that is as long as the longest."""
         longest = 0.0

@@ -277,7 +277,9 @@ def test_a_benchmark_ends_in_time_and_says_what_it_left_out(
     whole = in_time(module, 1e9, tmp_path, monkeypatch)
     within = share * Entry.now
     found = in_time(module, within, tmp_path, monkeypatch)
-    assert 0.75 * within < Entry.now <= within
+    assert (
+        0.75 * within < Entry.now <= within + 3
+    )  # the first round of a block is of no known length
     notes = " ".join(found["notes"])
     there = {f"{title}: {name}" for title, names in rows(found) for name in names}
     for title, names in rows(whole):
