@@ -150,6 +150,7 @@ def _run(name: str, options: argparse.Namespace, deadline: Deadline | None) -> N
             result.note(
                 "Rivals in an environment of their own (benchmarks/setup_rivals) were left out"
             )
+        result.keep()  # so that what is known of the machine is there, whenever this one is ended
         source = Data(options.data.resolve(), scratch, quick, rivals)
         given = {"device": options.device} if name in ON_A_GPU else {}
         if name == AGAINST:

@@ -36,8 +36,8 @@ RIVAL_PACKAGES = (
 
 
 T = TypeVar("T")
-START_S = 10.0  # processes that import torch and prepare: with less time, they are not started
-BLOCK_S = 20.0  # these, and some rounds: what comes first has so much, whatever its share is
+START_S = 15.0  # processes that import torch and prepare: with less time, they are not started
+BLOCK_S = 25.0  # these, and some rounds: what comes first has so much, whatever its share is
 
 
 class BenchmarkError(Exception):
