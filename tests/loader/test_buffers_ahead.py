@@ -37,6 +37,7 @@ class Locks:
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []  # what, and the name of the thread
         self.held: dict[int, int] = {}
+        self.locked_bytes = 0  # of all calls
         self.before: Callable[[], object] = lambda: None
 
     def note(self, what: str) -> None:
@@ -47,6 +48,7 @@ class Locks:
         self.before()
         assert address not in self.held
         self.held[address] = nbytes
+        self.locked_bytes += nbytes
         return True
 
     def unlock(self, address: int, device: Any = None) -> None:
@@ -113,14 +115,10 @@ def test_a_thread_maps_and_locks_each_buffer_once(folder: Path, locks: Locks) ->
         for epoch in range(3):
             loader.set_epoch(epoch)
             assert numbers(loader) == list(range(BATCH * STEPS))
-        pool = loader._pool
-        assert pool is not None
-        mapped = [one for all_of in pool._all for one in all_of.mapped.values()]
-        for one in mapped:
-            one.view(lambda _: None)  # the thread may be at one that no batch came in yet
-        assert locks.count("lock") == locks.count("map") == len(mapped) == len(locks.held)
-        assert len(mapped) <= loader.explain().ring
-        assert sum(locks.held.values()) == loader.explain().batch_bytes
+        ring, every = loader.explain().ring, loader.explain().batch_bytes
+    # Closing waits for the thread, which may be at a buffer that no batch came in yet.
+    assert 0 < locks.count("lock") == locks.count("map") <= ring
+    assert locks.locked_bytes >= every
     assert locks.threads("map", "lock") == {THREAD} and not locks.held
     assert locks.count("unlock") == locks.count("lock")
     no_thread_left()
