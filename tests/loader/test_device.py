@@ -491,7 +491,7 @@ def test_staging_buffers_are_let_go_but_for_those_that_are_read() -> None:
 def test_memory_that_cannot_be_locked_is_said_once_and_done_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pinned, "_warned", False)
+    monkeypatch.setattr(pinned, "warned", False)
 
     class Full(pinned.StagingBuffers):
         tries = 0
@@ -778,7 +778,7 @@ def test_the_host_may_write_to_its_batch_once_it_was_let_go() -> None:
 def test_memory_that_cannot_be_locked_is_a_warning_and_leaves_no_error_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pinned, "_warned", False)
+    monkeypatch.setattr(pinned, "warned", False)
     with pytest.warns(UserWarning, match="cannot be page-locked"):
         assert page_lock(0x1000, 4096) is False  # nothing is mapped there
     assert page_lock(0x1000, 4096) is False  # warned once
