@@ -105,7 +105,7 @@ class StagingBuffers:
                 return buffer
             self.bytes -= buffer.numel()  # batches have grown: it is of no use any more
         try:
-            buffer = self.locked(size)
+            buffer = self.new_locked(size)
         except RuntimeError as error:
             if self._insists:
                 raise StorageError(
@@ -118,7 +118,7 @@ class StagingBuffers:
         self.bytes += size
         return buffer
 
-    def locked(self, size: int) -> torch.Tensor:
+    def new_locked(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 

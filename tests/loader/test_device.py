@@ -430,7 +430,7 @@ class Plain(pinned.StagingBuffers):
 
     locked = 0
 
-    def _locked(self, size: int) -> torch.Tensor:
+    def new_locked(self, size: int) -> torch.Tensor:
         self.locked += 1
         return torch.full((size,), 0xAA, dtype=torch.uint8)
 
@@ -496,7 +496,7 @@ def test_memory_that_cannot_be_locked_is_said_once_and_done_without(
     class Full(pinned.StagingBuffers):
         tries = 0
 
-        def _locked(self, size: int) -> torch.Tensor:
+        def new_locked(self, size: int) -> torch.Tensor:
             self.tries += 1
             raise RuntimeError("CUDA error: out of memory")
 

@@ -95,7 +95,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     played = Cuda()
     Event.made = 0
     monkeypatch.setattr(transfer, "_cuda", played)
-    monkeypatch.setattr(pinned.StagingBuffers, "locked", Memory.locked)
+    monkeypatch.setattr(pinned.StagingBuffers, "new_locked", Memory.locked)
     monkeypatch.setattr(pinned, "LOCKED", LockedMemory())
     monkeypatch.setattr(transfer, "record", lambda *what: played.recorded.append(what))
     return played
