@@ -98,9 +98,9 @@ def main() -> int:
         print(f"{'report':16}The stored results as tables in Markdown.")
         return 0
     if options.name == "report":
-        if options.of not in (None, *NAMES, AGAINST):
+        if options.of not in (None, *NAMES, *report.GATHERED, AGAINST):
             parser.error(f"report: no benchmark is called {options.of!r}")
-        print(report.markdown([options.of] if options.of else NAMES))
+        print(report.markdown([options.of] if options.of else [*NAMES, *report.GATHERED]))
         return 0
     parts = PARTS.get(options.name, ())
     if options.only and options.only not in parts:

@@ -10,13 +10,10 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
-from picture import page
+from picture import BARE, OURS, RIVAL, page, text
 
 RESULT = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "compare.json"
-# Okabe and Ito's, told apart without colour vision, too.
-OURS, RIVAL, BARE = "#e69f00", "#56b4e9", "#bbbbbb"
 ROW, NAMES, BARS, VALUE, GAP, TOP = 18, 270, 170, 70, 20, 56  # pixels
 PANELS = (  # how a table's title begins, what its bars are, whether more is better
     (("photographs", "images_per_s", True), ("CIFAR", "images_per_s", True)),
@@ -41,16 +38,16 @@ def draw_five(found: dict[str, Any]) -> str:
     table = next(one for one in found["tables"] if one["title"].startswith("photographs"))
     rates = {FIVE[row["name"]]: row["images_per_s"] for row in table["rows"] if row["name"] in FIVE}
     scale = (WIDE - 2 * MARGIN - 60) / max(rate["max"] for rate in rates.values())
-    lines = [_text(MARGIN, 30, "Photographs a second, decoded and cropped", size=18, weight="bold")]
+    lines = [text(MARGIN, 30, "Photographs a second, decoded and cropped", size=18, weight="bold")]
     y = 44
     for name, rate in sorted(rates.items(), key=lambda one: -one[1]["median"]):
         low, middle, high = (rate[one] * scale for one in ("min", "median", "max"))
         colour, weight = (OURS, "bold") if name == "shardio" else (RIVAL, "normal")
         lines += [
-            _text(MARGIN, y + 18, name, size=16, weight=weight),
+            text(MARGIN, y + 18, name, size=16, weight=weight),
             f'<rect x="{MARGIN}" y="{y + 24}" width="{middle:.1f}" height="22" fill="{colour}"/>',
             f'<path d="M{MARGIN + low:.1f} {y + 35}H{MARGIN + high:.1f}" stroke="currentColor"/>',
-            _text(MARGIN + high + 8, y + 41, _number(rate["median"]), size=16, weight=weight),
+            text(MARGIN + high + 8, y + 41, _number(rate["median"]), size=16, weight=weight),
         ]
         y += HIGH
     _, _, size, _, workers = table["title"].split(", ")
@@ -60,7 +57,7 @@ def draw_five(found: dict[str, Any]) -> str:
         f"{machine}; {found['time'][:10]}",
     ):
         y += 20
-        lines.append(_text(MARGIN, y, said, size=14))
+        lines.append(text(MARGIN, y, said, size=14))
     return page(WIDE, y + 14, lines)
 
 
@@ -80,14 +77,14 @@ def draw(found: dict[str, Any]) -> str:
         f"{machine['cpu']}, {machine['cores']} cores, {found['time'][:10]}: "
         "medians of rounds that take turns, with least and most"
     )
-    legend = [_text(16, 24, "shardio beside its rivals", size=16, weight="bold")]
-    legend.append(_text(16, 42, head, size=11))
+    legend = [text(16, 24, "shardio beside its rivals", size=16, weight="bold")]
+    legend.append(text(16, 42, head, size=11))
     for i, (colour, whose) in enumerate(
         ((OURS, "shardio"), (RIVAL, "others"), (BARE, "no loader: what a decoder or a file allows"))
     ):
         x = 250 + 90 * i
         legend.append(f'<circle cx="{x + 6}" cy="20" r="6" fill="{colour}"/>')
-        legend.append(_text(x + 16, 24, whose, size=11))
+        legend.append(text(x + 16, 24, whose, size=11))
     return page(width, height, [*legend, *out])
 
 
@@ -98,18 +95,18 @@ def _panel(table: dict[str, Any], key: str, more: bool, x: int, y: int) -> tuple
     longest = max(row[key]["max"] for row in rows)
     unit = f"{table['columns'][key]}, {'more' if more else 'less'} is better"
     title = table["title"].partition(", batches")[0].replace(", one process", "")
-    lines = [_text(x + 16, y + 14, title[0].upper() + title[1:], weight="bold")]
-    lines.append(_text(x + 16, y + 29, unit, size=11))
+    lines = [text(x + 16, y + 14, title[0].upper() + title[1:], weight="bold")]
+    lines.append(text(x + 16, y + 29, unit, size=11))
     y += 38
     for row in rows:
         low, middle, high = (row[key][one] / longest * BARS for one in ("min", "median", "max"))
         left, centre = x + NAMES, y + ROW / 2
         lines += [
-            _text(left - 6, y + 13, row["name"], size=11, anchor="end"),
+            text(left - 6, y + 13, row["name"], size=11, anchor="end"),
             f'<rect x="{left}" y="{y + 2}" width="{middle:.1f}" height="{ROW - 4}" '
             f'fill="{_colour(row["name"])}"/>',
             f'<path d="M{left + low:.1f} {centre:g}H{left + high:.1f}" stroke="currentColor"/>',
-            _text(left + high + 5, y + 13, _number(row[key]["median"]), size=11),
+            text(left + high + 5, y + 13, _number(row[key]["median"]), size=11),
         ]
         y += ROW
     return lines, y + GAP
@@ -123,15 +120,6 @@ def _colour(name: str) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _text(
-    x: float, y: float, words: str, *, size: int = 12, anchor: str = "start", weight: str = "normal"
-) -> str:
-    return (
-        f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}" '
-        f'font-weight="{weight}">{escape(words)}</text>'
-    )
 
 
 if __name__ == "__main__":

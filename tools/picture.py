@@ -5,6 +5,10 @@ picture may be dark on a white page, and is legible there, too.
 """
 
 from collections.abc import Iterable
+from xml.sax.saxutils import escape
+
+# Okabe and Ito's, told apart without colour vision, too.
+OURS, RIVAL, BARE = "#e69f00", "#56b4e9", "#bbbbbb"
 
 STYLE = """\
 <style>@media (prefers-color-scheme: dark) {
@@ -25,4 +29,14 @@ def page(width: float, height: float, lines: Iterable[str]) -> str:
             *lines,
             "</svg>\n",
         ]
+    )
+
+
+def text(
+    x: float, y: float, words: str, *, size: int = 12, anchor: str = "start", weight: str = "normal"
+) -> str:
+    """Write words at a place. size: in pixels of the picture."""
+    return (
+        f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}" '
+        f'font-weight="{weight}">{escape(words)}</text>'
     )

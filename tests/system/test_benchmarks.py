@@ -762,9 +762,12 @@ def drawn(tool: str, *args: str) -> str:
 
 
 def test_the_pictures_show_what_is_stored() -> None:
-    for name, args in (("comparison", ()), ("speed", ("--five",))):
-        picture = (ROOT / "docs" / f"{name}.svg").read_text()
-        assert picture == drawn("draw_comparison.py", *args), name
+    for name, *call in (
+        ("comparison", "draw_comparison.py"),
+        ("speed", "draw_comparison.py", "--five"),
+        ("gpu", "draw_gpu.py"),
+    ):
+        assert (ROOT / "docs" / f"{name}.svg").read_text() == drawn(*call), name
 
 
 def test_five_bars_are_as_long_as_the_rates_stored() -> None:
@@ -777,6 +780,33 @@ def test_five_bars_are_as_long_as_the_rates_stored() -> None:
              "image folder + DataLoader", "LitData")  # fmt: skip
     wanted = sorted((rows[name] / rows[names[0]] for name in names), reverse=True)
     assert [length / lengths[0] for length in lengths] == pytest.approx(wanted, rel=0.01)
+
+
+def test_the_bars_of_the_gpu_are_as_long_as_what_is_stored() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "gpu_h100.json").read_text())
+
+    def values(title: str, key: str) -> list[float]:
+        rows = next(one["rows"] for one in found["tables"] if title in one["title"])
+        return [row[key]["median"] for row in rows if row[key]]
+
+    svg = ElementTree.fromstring(drawn("draw_gpu.py"))
+    bars = [one for one in svg.iter("{http://www.w3.org/2000/svg}rect") if "fill" in one.attrib]
+    lengths = [float(bar.get("width", 0)) for bar in bars if bar.get("fill") != "white"]
+    rates = sorted(values("into the GPU without a model", "images_per_s"), reverse=True)
+    assert [length / lengths[0] for length in lengths[:4]] == pytest.approx(
+        [rate / rates[0] for rate in rates], abs=0.01
+    )
+    idle = values("2026-11-26: training ResNet-50", "gpu_idle")[:5]
+    idle += values("2026-11-27: training ResNet-50", "gpu_idle")[:3]
+    assert [length / lengths[9] for length in lengths[4:]] == pytest.approx(
+        [share / idle[5] for share in idle], abs=0.01
+    )
+
+
+def test_the_page_has_the_report_of_what_a_lent_machine_gave() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    for name in report.GATHERED:
+        assert report.markdown([name]) in page, name
 
 
 def test_the_five_bars_are_legible_on_a_page_of_a_phone() -> None:
