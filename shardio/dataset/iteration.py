@@ -197,6 +197,12 @@ class Iteration(BatchIterator):
         it is not known."""
         return None if self._batches is None else self._batches.idle_s
 
+    @property
+    def behind(self) -> bool:
+        """Return True if a device was a whole step behind when the last batch was asked for; False:
+        it was not, or it is not known."""
+        return self._batches is not None and self._batches.behind
+
     def state_dict(self) -> dict[str, Any]:
         """Tell StatefulDataLoader where this worker's iterator stands.
 

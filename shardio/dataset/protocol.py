@@ -145,6 +145,12 @@ class BatchIterator(Iterator[Any]):
         it is not known."""
         return None
 
+    @property
+    def behind(self) -> bool:
+        """Return True if the device was a whole step behind when the last batch was asked for;
+        False: it was not, or it is not known."""
+        return False
+
     def ready(self) -> bool | None:
         """Return True if the next batch would come at once; None: it is not known."""
         return None

@@ -256,6 +256,8 @@ class DevicePrefetcher(BatchIterator):
     blocked_s    seconds of the last next() in which the device was steps behind: no data time
     idle_s       seconds for which the device had nothing to do when the last batch came; None: it
                  is not known
+    behind       the device was a whole step behind when the last batch was asked for: it had work
+                 during all of that step. False: it was not, or it is not known
 
     An error of the iterator comes after the batches before it. Nothing runs on its own: one that
     is dropped waits for the copies under way, milliseconds, and is gone.
@@ -264,6 +266,7 @@ class DevicePrefetcher(BatchIterator):
     batch_stats: BatchStats | None = None
     blocked_s: float = 0.0
     idle_s: float | None = None
+    behind: bool = False
 
     def __init__(self, batches: Iterable[Any], target: Target) -> None:
         self.taken = 0
@@ -281,6 +284,7 @@ class DevicePrefetcher(BatchIterator):
         return len(self._sent)
 
     def __next__(self) -> Any:
+        self.behind = self._transfer.behind()
         mark = self._transfer.mark()
         while self._reading and self._reading[0].read():  # copies end in order
             self._reading.popleft()

@@ -97,6 +97,11 @@ class Transfer:
         copied()
         return self._images.finish_all(there, cropped)
 
+    def behind(self) -> bool:
+        """Return True if the device has not begun with the work since the last hand-out, so that it
+        had other work all the while; False: it has, or it is not known."""
+        return False
+
     def mark(self) -> Any:
         """Mark where the consumer's work ends so far, for `idle_s`."""
         return None
@@ -184,6 +189,11 @@ class StreamTransfer(Transfer):
                 waited += time.perf_counter() - began
             self.events.give_back(oldest)
         return waited
+
+    def behind(self) -> bool:
+        """Return True if the device has not begun with the work since the last hand-out, so that it
+        had other work all the while."""
+        return bool(self.steps) and not self.steps[-1].query()
 
     def mark(self) -> Event:
         """Mark where the consumer's work ends so far, for `idle_s`."""

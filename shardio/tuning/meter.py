@@ -106,7 +106,7 @@ class Setup(NamedTuple):
     device: str = ""  # the type of that it brings batches to; "": none, or not known
     copies: bool = False  # it copies each batch
     tiles: bool = False  # its photographs are tile JPEGs
-    decodes: bool = False  # the device decodes
+    decodes: bool = False  # the device decodes, by a thread of the training loop's process
     torch_threads: int = 0  # of the training loop's process; 0: not known
 
     @staticmethod
@@ -129,7 +129,9 @@ class Setup(NamedTuple):
             workers,
             prefetch=number("prefetch_factor"),
             cores=cores,
+            device=str(_attribute(loader, "target", "device", "type") or ""),
             tiles=isinstance(options, dict) and bool(options.get("tiles")),
+            decodes=_attribute(loader, "dataset", "device_crop") is not None,
         )
         if threads is None:
             restarts = workers > 0 and not getattr(loader, "persistent_workers", False)
@@ -138,9 +140,7 @@ class Setup(NamedTuple):
         return found._replace(
             kind="ShardLoader",
             threads=max(1, threads),
-            device=str(_attribute(loader, "target", "device", "type") or ""),
             copies=bool(getattr(loader, "copy", False)),
-            decodes=_attribute(loader, "dataset", "device_crop") is not None,
             torch_threads=torch.get_num_threads() if torch else 0,
         )
 
@@ -386,6 +386,7 @@ class _Batches(Iterator[T]):
         idle = getattr(self._batches, "idle_s", None)
         if idle is not None and idle < waited:
             waited = idle
+        seen.behind += bool(getattr(self._batches, "behind", False))
         self._handed = asked + waited
         seen.data.append(waited)
         stats = getattr(self._batches, "batch_stats", None)
@@ -412,6 +413,7 @@ class _Pass:
         self.setup = Setup.of(loader)
         self.batches = _length(loader)
         self.taken = 0
+        self.behind = 0  # batches, but for the first, at which the device was a whole step behind
         self.first_s: float | None = None
         self.data, self.step = array("d"), array("d")  # at most 2 x KEPT + FOLD, the last ones
         self.stats: list[BatchStats] = []  # not summed up yet
@@ -470,8 +472,8 @@ class _Pass:
         """Judge the pass so far."""
         self.fold()
         data = self.data[: len(self.step)]  # without that whose step is under way
-        first_s = self.first_s or 0.0
-        return judge(data, self.step, self._totals, self.setup, alarm=alarm, first_s=first_s)
+        found = {"first_s": self.first_s or 0.0, "behind": self.behind / max(1, self.taken - 1)}
+        return judge(data, self.step, self._totals, self.setup, alarm=alarm, **found)
 
 
 # --- the verdict ----------------------------------------------------------------------------------
@@ -485,14 +487,18 @@ def judge(
     *,
     alarm: float = ALARM,
     first_s: float = 0.0,
+    behind: float = 0.0,
 ) -> Verdict:
     """Say what the times of a pass mean, and the one thing to change.
 
     data, step: seconds of each batch but the first, (n,); totals: of the same batches, where it is
-    known; first_s: seconds to the first batch.
+    known; first_s: seconds to the first batch; behind: part of the batches at which the device was
+    a whole step behind.
     """
     totals, setup = totals or BatchTotals(), setup or Setup()
     found = _judge(data, step, totals, setup, alarm, first_s)
+    if found.bound == "compute" and setup.decodes and setup.device == "cuda":
+        found = _judge_beside_decoding(found, behind, alarm)
     return replace(found, text=found.text + _failing(totals))
 
 
@@ -549,6 +555,25 @@ def _judge(
         stage, advice = "", _few_late(wait, mean_step, totals, setup)
     stop = ";" if advice[0].islower() else "."
     return Verdict("loader", share, stage, f"loader-bound: {waiting}{stop} {advice}")
+
+
+def _judge_beside_decoding(found: Verdict, behind: float, alarm: float) -> Verdict:
+    """Judge a loop that never waits, while a thread of its process decodes on its GPU.
+
+    The thread makes the loop slower, since they share Python's lock, and no data time tells: an
+    H100 that trained at 0.46 of its speed still had work at most hand-outs (docs/meter.md).
+    """
+    waiting = f"waiting for batches is {_percent(found.share)} of the time"
+    if behind >= 1 - alarm:
+        text = f"compute-bound: {waiting}, and the GPU nearly always had work: the steps', and "
+        return replace(found, text=f"{text}some of the loader's, which crops there")
+    text = (
+        f"not known: {waiting}, but the GPU was a whole step behind at only {_percent(behind)} of "
+        "the batches, so it may run out of work within the steps. Where these do not wait for it "
+        "(loss.item()), the host is the limit: decode='cuda' decodes by a thread of this process, "
+        "which shares Python's lock with the loop. Compare the speed with that of decode='pil'"
+    )
+    return replace(found, bound="unknown", text=text)
 
 
 _REMOTE: Final = (

@@ -177,6 +177,17 @@ def test_a_batch_of_the_host_is_held_until_its_own_copy_is_done(cuda: Cuda) -> N
     assert source.kept == 0
 
 
+def test_a_gpu_is_behind_until_it_reaches_the_hand_out_before(cuda: Cuda) -> None:
+    _, ahead = sent_by(torch.zeros(2, 1 << 14) for _ in range(9))
+    reached, told = [0], []  # where the consumer's stream was at each hand-out; what was said
+    for unreached in (0, 1, 2, 0, 1):  # hand-outs that the GPU has not come to
+        cuda.consumer.done = reached[-1 - unreached]
+        next(ahead)
+        told.append(ahead.behind)
+        reached.append(cuda.consumer.recorded)
+    assert told == [False, True, True, False, True]
+
+
 class Pair(NamedTuple):
     rows: Any
     others: Any

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -595,6 +596,47 @@ def test_a_knob_that_is_turned_already_is_not_advised() -> None:
     there = SHARD._replace(device="cuda", decodes=True)
     assert "device is the limit" in (text := steady(0.1, totals=cast, setup=there).text)
     assert "decode='pil' leaves that to the workers" in text and "pin=True" not in text
+
+
+CUDA = SHARD._replace(device="cuda", decodes=True)
+
+
+@pytest.mark.parametrize("behind, bound", [(0.0, "unknown"), (0.89, "unknown"), (0.9, "compute")])
+def test_beside_a_decoding_thread_only_a_gpu_that_is_behind_is_known_to_be_busy(
+    behind: float, bound: str
+) -> None:
+    """The host may be the limit: then nobody waits for batches, and the GPU runs out of work."""
+    verdict = steady(1e-6, totals=making(device_s=0.001), setup=CUDA, behind=behind)
+    assert (verdict.bound, verdict.stage) == (bound, ""), verdict
+    assert ("compute-bound" in verdict.text) is (bound == "compute")
+    assert ("the host is the limit" in verdict.text) is (bound == "unknown")
+    assert "no more to gain" not in verdict.text
+
+
+def test_a_gpu_that_is_behind_is_asked_for_beside_decoding_alone() -> None:
+    assert steady(1e-6, setup=CUDA, behind=0.5, alarm=0.5).bound == "compute"
+    assert steady(0.1, setup=CUDA, behind=1.0).bound == "loader"
+    assert steady(1e-6, setup=CUDA._replace(decodes=False)).bound == "compute"
+    assert steady(1e-6, setup=CUDA._replace(device="cpu")).bound == "compute"  # it has no thread
+
+
+@pytest.mark.parametrize(
+    "behind, bound", [(True, "compute"), (False, "unknown"), (None, "unknown")]
+)
+def test_a_loop_asks_at_each_batch_whether_the_gpu_is_behind(
+    clock: Clock, behind: bool | None, bound: str
+) -> None:
+    loader: Any = Loader(clock, [0.001] * 20)
+    loader.num_workers, loader.persistent_workers = 2, True
+    loader.dataset = SimpleNamespace(device_crop=((8, 8), "bilinear"))
+    loader.target = SimpleNamespace(device=SimpleNamespace(type="cuda"))  # as of `prefetch`
+    watched = watch(loader, None, print=None)
+    for _ in watched:
+        clock.now += 0.5
+        if behind is not None:  # as device.DevicePrefetcher says it
+            loader.iterators[-1]().behind = behind
+    found = watched.judge()
+    assert found is not None and found.bound == bound, found
 
 
 def test_work_that_waits_while_cores_are_idle_wants_threads() -> None:
