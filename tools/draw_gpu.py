@@ -102,4 +102,4 @@ def _rows(found: dict[str, Any], title: str) -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(draw(json.loads(Path(*sys.argv[1:] or [RESULT]).read_text())))
+    sys.stdout.write(draw(json.loads(Path(*sys.argv[1:] or [str(RESULT)]).read_text())))
