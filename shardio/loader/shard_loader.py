@@ -37,6 +37,7 @@ from ..order.partition import Partition
 from ..units import check_int, refuse_options
 from . import pinned
 from .base import Pass, PoolOptions, WorkerPool, batch_iterator
+from .decode_advice import PHOTOGRAPH, DecodeAdvice, decode_advice
 from .device import DeviceOptions, DevicePrefetcher, Target
 from .in_process import InProcessWorkers
 from .pinned import Pin
@@ -251,7 +252,24 @@ class ShardLoader:
             staging_bytes=staging,
             resident_bytes=0 if self._resident is None else self._resident.bytes,
             decoded=None if self.target is None else self.target.decoded,
+            advice=self._where_to_decode(),
         )
+
+    def _where_to_decode(self) -> DecodeAdvice | None:
+        """Advise to decode by the cores, or on the GPU; None where the figures say nothing."""
+        manifest = getattr(self.dataset, "manifest", None)  # a mixture has none
+        on_gpu = self.dataset.device_crop is not None
+        photographs = (
+            manifest is not None
+            and self.dataset.image_place is not None  # a built-in transform crops
+            and manifest.options.get("encode") != "raw"
+            and manifest.mean_bytes >= PHOTOGRAPH
+        )
+        to_gpu = self.target is not None and self.target.device.type == "cuda"
+        if self._resident is not None or not (on_gpu or (to_gpu and photographs)):
+            return None
+        tiles = manifest is not None and bool(manifest.options.get("tiles"))
+        return decode_advice(cores(self.dataset.ranks()[1]), tiles=tiles, on_gpu=on_gpu)
 
     def _fill(self, resident: Resident) -> None:
         """Read all of the dataset once, in storage order, as no rank's share of it."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ..images.device_crop import Reason
 from ..storage.ranges import RequestMeter
 from ..units import show_count, show_size
+from .decode_advice import DecodeAdvice
 
 
 class BatchStats(NamedTuple):
@@ -90,6 +91,7 @@ class LoaderExplanation(PoolFigures):
     staging_bytes: int  # of it: for what does not come in buffers of the loader
     resident_bytes: int
     decoded: DecodeCounts | None = None  # of decode="cuda"
+    advice: DecodeAdvice | None = None  # where to decode, if there is something to say
 
     def __repr__(self) -> str:
         return self.text()  # as a notebook shows it
@@ -122,6 +124,8 @@ class LoaderExplanation(PoolFigures):
                 f"page-locked      {show_size(self.locked_bytes)}, of which "
                 f"{show_size(self.staging_bytes)} staging"
             )
+        if self.advice is not None:
+            lines.append(f"where to decode  {self.advice}")
         if self.decoded is not None and (decoded := str(self.decoded)):
             lines.append(f"decoded          {decoded}")
         return "\n".join(lines)

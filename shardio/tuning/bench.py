@@ -31,6 +31,7 @@ from .. import machine, notebook
 from ..dataset import sequence
 from ..dataset.sequence import ShardSequence
 from ..errors import OptionError, StorageError, printable
+from ..loader.decode_advice import FIGURES, PHOTOGRAPH, TRAINING
 from ..order.options import ALL_BYTES
 from ..storage.local import LocalDirectory, memory_available
 from ..storage.location import locate
@@ -89,6 +90,7 @@ class Bench(Result):
     call: str = ""  # lines of Python
     remote: bool = False  # read by URL
     stores: tuple[str, ...] = ()  # options of shardio.Storage, as Python has them
+    jpegs: bool = False  # its images are JPEGs; not asked by URL
 
     @property
     def rounds(self) -> int:
@@ -238,6 +240,7 @@ def _plan(
     if not len(found):
         raise OptionError(f"{printable(os.fsdecode(path), 4096)}: there are no records to measure")
     fields, manifest = _fields(found), found.manifest
+    remote = locate(path if root is None else root, storage).remote
     return found, Bench(
         path=os.fsdecode(path),
         root=None if root is None else os.fsdecode(root),
@@ -252,9 +255,15 @@ def _plan(
         load_before=load,
         seconds=0.0,
         quick=quick,
-        remote=locate(path if root is None else root, storage).remote,
+        remote=remote,
         stores=_written(storage),
+        jpegs=fields is not None and not remote and _is_jpeg(found[0][fields[0]]),
     )
+
+
+def _is_jpeg(data: Any) -> bool:
+    """Return True if these bytes begin as a JPEG does."""
+    return isinstance(data, bytes) and data.startswith(b"\xff\xd8\xff")
 
 
 def _written(storage: Storage) -> tuple[str, ...]:
@@ -469,6 +478,7 @@ def conclude(found: Bench, left_out: Sequence[str]) -> Bench:
         _about_rival(found, best, [row for row in warm if row.loader != best.loader]),
         found.cold or _about_cold(found, best),
         _about_start(found),
+        _about_gpu(found, best),
         *_about_machine(found, best),
         f"For want of time these were left out: {'; '.join(left_out)}." if left_out else "",
     )
@@ -550,6 +560,22 @@ def _about_start(found: Bench) -> str:
         "The windows of all spans were not filled yet when these were measured, so they will be "
         f"faster later in an epoch: {'; '.join(names)}. Measure them for longer: without --quick, "
         "or with more --seconds."
+    )
+
+
+def _about_gpu(found: Bench, best: Row) -> str:
+    """Say when a GPU should decode instead; "" where decoding is not the limit, or not of JPEGs."""
+    photographs = found.jpegs and found.size is not None and found.record_bytes >= PHOTOGRAPH
+    if best.limit != "decoding" or not photographs:
+        return ""
+    by = f"{_rate(found, best)} by {show_cores(found.cores)}"
+    if best.images_per_s >= TRAINING[0]:
+        return (
+            f"{by} are enough for one GPU: decode by the cores. With more GPUs, each has its part."
+        )
+    return (
+        f'{by}; a model that takes more wants decode="cuda", by which the GPU decodes '
+        f"(docs/device.md): {FIGURES}."
     )
 
 

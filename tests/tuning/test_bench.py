@@ -222,6 +222,7 @@ def plan(cores: float = 8.0, fields: Any = ("image",), quick: bool = False) -> B
         load_before=0.0,
         seconds=1.0,
         quick=quick,
+        jpegs=True,
     )
 
 
@@ -553,6 +554,36 @@ def test_what_others_did_meanwhile_is_said() -> None:
     best, *_ = conclude(replace(plan(), rows=held_up), []).notes
     assert best.endswith("Rows that other programs held up may be faster: measure again.")
     assert "more than 15% of the CPUs during 1 of 1 rows" in notes
+
+
+def about_gpu(rate: float, limit: str = "decoding", **changes: Any) -> list[str]:
+    rows = (replace(BUSY, rates=(rate,), images_per_s=rate, limit=limit, why="so"),)
+    return [
+        note
+        for note in conclude(replace(plan(**{"cores": 4.0}), rows=rows, **changes), []).notes
+        if note.startswith(f"{rate:,.0f} images/s by 4 cores")
+    ]
+
+
+def test_where_the_cores_decode_too_little_the_gpu_is_named() -> None:
+    (few,) = about_gpu(2356.0)
+    assert 'a model that takes more wants decode="cuda"' in few
+    assert "3,000 to 3,700 images/s beside ResNet-50" in few
+    (enough,) = about_gpu(3000.0)
+    assert "decode by the cores" in enough and "cuda" not in enough
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"limit": "storage"},  # which a GPU waits for, too
+        {"jpegs": False},
+        {"size": None, "raw": True},
+        {"record_bytes": 3e3},  # as CIFAR's: nobody measured these on a GPU
+    ],
+)
+def test_of_the_gpu_nothing_is_said_where_it_would_not_help(changes: dict[str, Any]) -> None:
+    assert about_gpu(2356.0, **changes) == []
 
 
 def test_pixels_are_read_as_they_are() -> None:
