@@ -57,7 +57,7 @@ def decode_advice(cores: int, *, tiles: bool, on_gpu: bool) -> DecodeAdvice | No
         if not on_gpu:
             code, mend = (
                 "try_decode_on_gpu",
-                f'try decode="cuda" if its images are JPEGs, and {more}',
+                f'try decode="cuda" if the images are JPEGs, and {more}',
             )
     elif on_gpu:
         code, mend = "decode_on_cores", 'decode="pil"'
