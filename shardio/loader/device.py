@@ -184,6 +184,7 @@ class Target:
         if self.pin not in ("auto", True, False):
             raise OptionError(f'pin is {printable(repr(self.pin))}: expected "auto", True or False')
         self.kernels = check_kernels(options.kernels, self.device)
+        self.taken = ""  # whose kernels: "triton" or "torch", once that is known
         self.images = Images(options.mean, options.std, options.dtype, options.channels_last)
         self.decoder = check_name(options.decoder, self.device)
         self.decoded = DecodeCounts()
@@ -225,6 +226,8 @@ class Target:
             device = torch.device("cuda", _cuda.current_device())
         if self._transfer is None or self._transfer.device != device:
             self.images.fused = takes_triton(self.kernels, device)
+            if device.type == "cuda" or self.images.fused:
+                self.taken = "triton" if self.images.fused else "torch"
             of_crops = device if device.type == "cuda" else torch.device("cpu")
             cropper = Cropper(
                 of_crops, partial(find_decoder, self.decoder), self.decoded, self.images

@@ -253,6 +253,7 @@ class ShardLoader:
             resident_bytes=0 if self._resident is None else self._resident.bytes,
             decoded=None if self.target is None else self.target.decoded,
             advice=self._where_to_decode(),
+            kernels="" if self.target is None else self.target.taken,
         )
 
     def _where_to_decode(self) -> DecodeAdvice | None:

@@ -92,6 +92,7 @@ class LoaderExplanation(PoolFigures):
     resident_bytes: int
     decoded: DecodeCounts | None = None  # of decode="cuda"
     advice: DecodeAdvice | None = None  # where to decode, if there is something to say
+    kernels: str = ""  # of images on the device: "triton" or "torch", once that is known
 
     def __repr__(self) -> str:
         return self.text()  # as a notebook shows it
@@ -124,6 +125,8 @@ class LoaderExplanation(PoolFigures):
                 f"page-locked      {show_size(self.locked_bytes)}, of which "
                 f"{show_size(self.staging_bytes)} staging"
             )
+        if self.kernels:
+            lines.append(f"kernels          of {self.kernels.capitalize()}")
         if self.advice is not None:
             lines.append(f"where to decode  {self.advice}")
         if self.decoded is not None and (decoded := str(self.decoded)):

@@ -176,6 +176,7 @@ def test_a_loader_gives_what_it_gives_without_them(
                 how.pop("decoder")
             with ShardLoader(dataset, kernels=kind, **how, **options) as loader:
                 runs.append(list(loader))
+                assert ("of Triton" in loader.explain().text()) == (kind == "triton")
         for (images, labels), (others, same) in zip(*runs, strict=True):
             assert torch.equal(images, others) and torch.equal(labels, same)
             assert images.dtype == others.dtype and images.stride() == others.stride()
