@@ -44,6 +44,7 @@ NAMES = (
     "gpu",
     "gpu_decode",
     "cores",
+    "idle",
     "tutorial",
     "coming_from",
 )  # the most important first
