@@ -406,6 +406,21 @@ def test_what_processes_wait_for_is_measured_beside_a_bare_loop(
     for name, row in rows.items():
         assert (row["of_bare"] is None) is name.startswith(idle.BARE)
     assert [target["limit"] for target in result.facts["targets"]] == [-0.9, -0.9]
+    assert len(result.facts["tables"][1]["rows"]) == 27  # of the model
+
+
+def test_the_slowest_process_sets_the_pace_however_deep_its_queue_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(idle, "SPREAD", 0.0)
+    none = idle.queues(4, 12, 2, 0.0, seed=0)
+    assert none == {"handed_out": pytest.approx(1), "order": 0, "left": 0}
+    found = [idle.queues(4, 100, ahead, 0.1, seed=0) for ahead in (2, 4)]
+    speeds = np.random.default_rng(0).normal(1, 0.1, 4)
+    for one in found:  # of the time of all, what the slowest leaves them
+        assert one["handed_out"] == pytest.approx(speeds.min() / speeds.mean(), rel=0.02)
+        assert one["handed_out"] + one["order"] + one["left"] == pytest.approx(1)
+    assert found[0]["order"] > found[1]["order"] and found[0]["left"] < found[1]["left"]
 
 
 def test_the_time_of_processes_is_shared_out_to_what_it_went_to() -> None:
