@@ -10,7 +10,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from . import cold, compare, gpu, remote, report
+from . import cold, compare, gpu, idle, remote, report
 from .data import DEFAULT, Data
 from .harness import RESULTS, RIVALS, BenchmarkError, Deadline, NotHere, Result, show
 
@@ -53,6 +53,7 @@ PARTS = {  # of --only
     "cold": cold.PARTS,
     "remote": remote.PARTS,
     "gpu": tuple(gpu.PARTS),
+    "idle": idle.PARTS,
 }
 ON_A_GPU = ("gpu", "gpu_decode")  # they take --device
 IN_TIME = (*ON_A_GPU, "cores")  # they take --within

@@ -7,14 +7,16 @@ has one process more, the trainer, which takes every batch and does nothing with
 
 A round of a loader begins behind the batches that its queue holds, and ends with a batch of the
 process whose batch it began with: so each of them has made as many. A round of the bare loop
-counts what each process has made by its own clock. Rounds take turns; "of the bare loop" compares
-those of one turn. By CPU time the ratio is hardly touched by other programs, but leaves out what
-workers wait for.
+counts what each process has made by its own clock. Rounds of as many processes take turns, and "of
+the bare loop" compares those of one turn. By CPU time the ratio is hardly touched by other
+programs, but leaves out what workers wait for.
 
 Where the time goes: seconds of the stages, summed over the workers, as ShardLoader's own statistics
 have them (reading includes checks; DataLoader has no such figures); CPU time of the trainer and of
-the workers; and the share of the workers' time in which they did none of it, but waited: for a
-buffer, for the trainer, or for a core.
+the workers; and the share of the workers' time in which they had no CPU, but waited: for the
+trainer, or for a core. CPU of workers is by image that they made: what they used from the begin of
+a pass until they rest, with full queues. What they made in a round and the trainer did not take,
+since queues were fuller at its end, is no waiting, and has a column: it is more in short rounds.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from .harness import (
 )
 
 COUNTS = (1, 2, 4, 8, 16)
-TELLING = (16, 8, 4, 1, 2)  # where there is little time, these come first
+TELLING = {16: 4, 8: 2, 4: 1, 1: 1, 2: 1}  # where there is little time: who comes first; weights
 AHEAD = 2
 BARE, LOADER, SHARDS = "bare loop", "ShardLoader", "DataLoader, shards"
 SETS = {  # title: size of the crop, images a batch, about an image's CPU seconds
@@ -49,7 +51,8 @@ SETS = {  # title: size of the crop, images a batch, about an image's CPU second
     "CIFAR": (32, 512, 15e-6),
 }
 WEIGHTS = dict(zip(SETS, (4, 2, 1), strict=True))  # of the time
-ROUND_S, BETWEEN_S = 1.5, 0.7  # what a round measures; what comes before and after it
+ROUND_S, BETWEEN_S = 2.0, 0.8  # what a round measures; what comes before and after it
+WARM_S = 0.3  # what the first measures, which does not count
 LONGEST_S = 400  # all rounds together
 STAGES = ("read", "decode", "transform", "collate")
 COLUMNS = {
@@ -60,6 +63,7 @@ COLUMNS = {
     "workers_us": "CPU of workers, us an image",
     "trainer_us": "CPU of the trainer, us an image",
     "idle": "share in which workers wait",
+    "left": "made, not taken",
 }
 
 Round = Callable[..., dict[str, Any]]
@@ -71,6 +75,8 @@ def run(source: data.Data, result: Result) -> None:
     counts = [count for count in COUNTS if count <= processors()]
     entries = len(SETS) * len(counts) * 3
     rounds = max(3, min(9, int(LONGEST_S / (ROUND_S + BETWEEN_S) / entries)))
+    if result.deadline.given:  # by which they end
+        rounds = 9
     small = source.quick or not result.deadline.enough(WHOLE_S)
     for title, deadline in result.deadline.shares(WEIGHTS, BLOCK_S):
         if not deadline.enough(START_S):
@@ -80,7 +86,7 @@ def run(source: data.Data, result: Result) -> None:
         # So that a round does not reach the end of its epoch.
         records = int((ROUND_S + BETWEEN_S) * counts[-1] / image_s)
         if small:
-            records = 8 * AHEAD * counts[-1] * batch
+            records = 12 * AHEAD * counts[-1] * batch
         few, shards = _pack(source, title, records)
         result.data(**{title: {"records": records}})
         _compare(result, title, counts, 2 if source.quick else rounds, deadline, {
@@ -110,22 +116,32 @@ def _compare(
 ) -> None:
     """Measure these entries with each number of processes, taking turns."""
     processes: dict[str, EntryProcess] = {}
-    asked = [(name, count) for count in TELLING if count in counts for name in entries]
+    asked_counts = [count for count in TELLING if count in counts]
+    asked = [(name, count) for count in asked_counts for name in entries]
     for name, count in asked if deadline.enough(START_S) else ():
         function, options = entries[name]
         processes[_called(name, count)] = EntryProcess(function, workers=count, **options)
     warm = []
     with ending(processes):
         for name in deadline.part(0.5).until(processes):
-            found = processes[name].round()
+            found = processes[name].round(seconds=WARM_S)
             show(f"  warm-up {name}: {found['images_per_s']:,.0f} images/s")
             warm.append(name)
-        measured = interleave(
-            {name: processes[name].round for name in warm},
-            rounds,
-            deadline,
-            lambda measured: result.keep(lambda: _report(result, title, counts, measured)),
-        )
+        # Those of one count are compared with each other, so they take turns by themselves. Before
+        # that, all took turns, and little time gave one round of each, a minute apart.
+        measured: dict[str, Any] = {}
+        one_turn_s = len(entries) * (ROUND_S + BETWEEN_S) * 1.2
+        for count, part in deadline.shares({c: TELLING[c] for c in asked_counts}, one_turn_s):
+            named = [_called(name, count) for name in entries]
+            before = dict(measured)
+            measured |= interleave(
+                {name: processes[name].round for name in named if name in warm},
+                rounds,
+                part,
+                lambda found, before=before: result.keep(
+                    lambda: _report(result, title, counts, before | found)
+                ),
+            )
     _report(result, title, counts, measured)
 
 
@@ -168,12 +184,12 @@ def bare(path: str, size: int, workers: int) -> Round:
     files = [sample["image"] for sample in shardio.open(path, decode=None)]
     context = multiprocessing.get_context("fork")  # the files are shared, and not sent
 
-    def one_round() -> dict[str, Any]:
+    def one_round(seconds: float = 0.0) -> dict[str, Any]:
         ready, results = context.Barrier(workers), context.SimpleQueue()
         processes = []
         for number in range(workers):
             first = number * len(files) // workers
-            given = (ready, results, files[first:] + files[:first], size)
+            given = (ready, results, files[first:] + files[:first], size, seconds or ROUND_S)
             processes.append(context.Process(target=_decode, args=given))
             processes[-1].start()
         found = [results.get() for _ in processes]
@@ -189,8 +205,8 @@ def bare(path: str, size: int, workers: int) -> Round:
     return one_round
 
 
-def _decode(ready: Any, results: Any, files: list[bytes], size: int) -> None:
-    """Decode for ROUND_S, once all are ready: images, seconds, CPU seconds."""
+def _decode(ready: Any, results: Any, files: list[bytes], size: int, least_s: float) -> None:
+    """Decode for so many seconds, once all are ready: images, seconds, CPU seconds."""
     import numpy as np
 
     transform = _transform(size)
@@ -202,7 +218,7 @@ def _decode(ready: Any, results: Any, files: list[bytes], size: int) -> None:
     ready.wait()
     count = 0
     began, used = time.perf_counter(), time.process_time()
-    while time.perf_counter() - began < ROUND_S:
+    while time.perf_counter() - began < least_s:
         transform(files[count % len(files)], draws[count % 4096], row[count % 64])
         count += 1
     results.put((count, time.perf_counter() - began, time.process_time() - used))
@@ -247,34 +263,40 @@ def _rounds(loader: Any, dataset: Any, batch: int, workers: int) -> Round:
     torch.set_num_threads(1)
     epoch = 0
 
-    def one_round() -> dict[str, Any]:
+    def one_round(seconds: float = 0.0) -> dict[str, Any]:
         nonlocal epoch
         dataset.set_epoch(epoch)
         epoch += 1
+        pids = family(os.getpid())[1:]
+        rested = cpu_seconds(pids) or 0.0
         iterator = iter(loader)
-        for _ in range(_before(len(loader), workers)):
+        before = _before(len(loader), workers)
+        for _ in range(before):
             next(iterator)
         pids = family(os.getpid())[1:]
         trainer, used = time.process_time(), cpu_seconds(pids) or 0.0
         began = time.perf_counter()
-        images, stages = 0, dict.fromkeys(STAGES, 0.0)
-        for _ in _turns(len(loader) - _before(len(loader), workers), workers, began):
+        batches, images, stages = 0, 0, dict.fromkeys(STAGES, 0.0)
+        for _ in _turns(len(loader) - before, workers, began, seconds or ROUND_S):
             found, labels = next(iterator)
             assert len(found) == len(labels) and found.dtype == torch.uint8
-            images += len(found)
+            batches, images = batches + 1, images + len(found)
             if (stats := getattr(iterator, "batch_stats", None)) is not None:
                 for stage in stages:
                     stages[stage] += getattr(stats, f"{stage}_s")
-        seconds = time.perf_counter() - began
+        took = time.perf_counter() - began
         worked = (cpu_seconds(pids) or 0.0) - used
         trained = time.process_time() - trainer
-        del iterator, found
         _rest(pids)
+        asked = before + batches + AHEAD * workers  # of this pass, so far
+        each = ((cpu_seconds(pids) or 0.0) - rested) / asked  # CPU seconds of a batch
+        del iterator, found
         measured = {
-            "images_per_s": images / seconds,
-            "workers_us": worked / images * 1e6,
+            "images_per_s": images / took,
+            "workers_us": each / batch * 1e6,
             "trainer_us": trained / images * 1e6,
-            "idle": max(0.0, 1 - (sum(stages.values()) or worked) / (workers * seconds)),
+            "idle": max(0.0, 1 - worked / (workers * took)),
+            "left": 1 - batches * each / worked if worked else 0.0,
         }
         told = sum(stages.values()) > 0
         return measured | ({f"{k}_us": v / images * 1e6 for k, v in stages.items()} if told else {})
@@ -287,10 +309,14 @@ def _before(batches: int, workers: int) -> int:
     return min(2 * AHEAD * workers, batches // 2)
 
 
-def _turns(batches: int, workers: int, began: float) -> Iterator[int]:
-    """Count batches for ROUND_S, and on until each worker has given as many as the others."""
-    for i in range(batches // workers * workers or batches):
-        if i and i % workers == 0 and time.perf_counter() - began > ROUND_S:
+def _turns(batches: int, workers: int, began: float, least_s: float) -> Iterator[int]:
+    """Count batches for so long, and on until each worker has given as many as the others.
+
+    batches: those that are left of the epoch. The last ones are to fill the queues.
+    """
+    most = max(1, batches // workers - AHEAD) * workers
+    for i in range(most if batches >= workers else batches):
+        if i and i % workers == 0 and time.perf_counter() - began > least_s:
             return
         yield i
 

@@ -12,6 +12,9 @@ images of a batch; waiting to be asked, since the trainer takes batches in order
 process; work between batches; and images that were made within the round, and not taken. (What is
 made at its end stands for what was made before its begin: both are of the same kind, and the last
 column is their difference.)
+
+    --only sleeping    what is measured so
+    --only model       computed: what order alone costs, if processes differ in speed for long
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import mmap
 import multiprocessing
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from . import data
 from .cores import AHEAD, BARE, COUNTS, LOADER, SHARDS
 from .harness import EntryProcess, Result, ending, interleave, show
 
+PARTS = ("sleeping", "model")
 MEAN_S = 4e-3  # an image: 2.8 times what a photograph takes here, so that 16 fit on two cores
 SPREAD = 0.68  # of its logarithm: of 500 photographs, RandomResizedCrop(224) of the core
 LONGEST = 12.0  # of the mean: the slowest of them
@@ -52,10 +56,24 @@ COLUMNS = {
     "left_first": f"the same, first {FIRST}",
 }
 
+MODEL_COLUMNS = {
+    "handed_out": "of the bare loop",
+    "order": "waits for its turn",
+    "left": "made, not taken",
+}
+DIFFER = (0.0, 0.03, 0.06)  # speeds of processes, by standard deviation
+
 Round = Callable[..., dict[str, Any]]
 
 
-def run(source: data.Data, result: Result) -> None:
+def run(source: data.Data, result: Result, parts: Sequence[str] = PARTS) -> None:
+    if "sleeping" in parts:
+        _sleeping(source, result)
+    if "model" in parts:
+        _model(source, result)
+
+
+def _sleeping(source: data.Data, result: Result) -> None:
     counts = COUNTS[:2] if source.quick else COUNTS
     batches = 3 if source.quick else BATCHES
     records = (2 * BEFORE + batches) * counts[-1] * BATCH
@@ -112,13 +130,56 @@ def write(out: Path, records: int) -> Path:
     return out
 
 
-def drawn(records: int) -> Any:
+def drawn(records: int, seed: int = 0) -> Any:
     """Return the seconds of each record, the same in each process: (records,) float64."""
     import numpy as np
 
-    values = np.random.default_rng(0).lognormal(sigma=SPREAD, size=records)
+    values = np.random.default_rng(seed).lognormal(sigma=SPREAD, size=records)
     values = np.minimum(values / values.mean(), LONGEST)
     return MEAN_S * values / values.mean()
+
+
+# --- the model ------------------------------------------------------------------------------------
+
+
+def _model(source: data.Data, result: Result) -> None:
+    """Compute what order alone costs, where nothing else takes time, and speeds differ for long."""
+    measured: dict[str, list[dict[str, float]]] = {}
+    for count in COUNTS[2:]:
+        for batches, ahead in ((FIRST, AHEAD), (BATCHES, AHEAD), (BATCHES, 2 * AHEAD)):
+            for differ in DIFFER:
+                name = f"{count}, {batches} batches each, {ahead} ahead, speeds differ by {differ}"
+                rounds = range(2 if source.quick else 60)
+                measured[name] = [queues(count, batches, ahead, differ, i) for i in rounds]
+    result.raw("model", measured)
+    result.table(f"a model of queues, batches of {BATCH}", measured, MODEL_COLUMNS)
+
+
+def queues(count: int, batches: int, ahead: int, differ: float, seed: int) -> dict[str, float]:
+    """Return what processes do, of their time, if a trainer takes each batch when its turn is.
+
+    A process begins a batch when that which lies `ahead` before it was taken, and not earlier.
+    """
+    import numpy as np
+
+    counted = slice(BEFORE, BEFORE + batches)
+    total = counted.stop + ahead
+    took = drawn(total * count * BATCH, seed).reshape(total, count, BATCH).sum(axis=2)
+    took /= np.random.default_rng(seed).normal(1, differ, count).clip(0.5, None)
+    began, ended, taken = np.zeros((3, total, count))
+    now = 0.0
+    for i in range(total):
+        for j in range(count):
+            free = ended[i - 1, j] if i else 0.0
+            began[i, j] = max(free, taken[i - ahead, j]) if i >= ahead else free
+            ended[i, j] = began[i, j] + took[i, j]
+            now = taken[i, j] = max(now, ended[i, j])
+    start, end = taken[BEFORE - 1, -1], taken[counted.stop - 1, -1]
+    whole = (end - start) * count
+    worked = (ended.clip(start, end) - began.clip(start, end)).sum()
+    used = took[counted].sum()
+    found = {"handed_out": used, "order": whole - worked, "left": worked - used}
+    return {name: round(float(value / whole), 9) for name, value in found.items()}
 
 
 # --- the bare loop --------------------------------------------------------------------------------
@@ -273,5 +334,5 @@ def shares(taken: Any, numbers: Any, log: Any, seconds: Any, ahead: int) -> dict
         "between": gaps.sum() - order,
         "left": seconds[in_time].sum() - used,
     }
-    found = {name: float(value / whole) for name, value in found.items()}
+    found = {name: round(float(value / whole), 9) for name, value in found.items()}
     return {"images_per_s": float(counted.size / (end - start)), **found}

@@ -31,6 +31,7 @@ from benchmarks import __main__ as command_line
 from benchmarks import (
     compare,
     formats,
+    idle,
     limits,
     loader,
     network,
@@ -88,6 +89,7 @@ NAMES = (
         "gpu",
         "gpu_decode",
         "cores",
+        "idle",
         "tutorial",
         "coming_from",
     ),
@@ -365,6 +367,11 @@ class Here:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def ready(self) -> None:
+        pass
+
+    end = ready
+
     def close(self) -> None:
         del self.round  # and with it the processes of its loader
 
@@ -377,13 +384,64 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Here]]:
     monkeypatch.setattr(
         raw, "EntryProcess", lambda f, **given: (EntryProcess if "lmdb" in f else Here)(f, **given)
     )
-    for module in (formats, resident_rows, slow_samples, loader, transport):
+    for module in (formats, resident_rows, slow_samples, loader, transport, idle):
         monkeypatch.setattr(module, "EntryProcess", Here)
     yield Here
     torch.set_num_threads(threads)
     assert all(not hasattr(one, "round") for one in Here.made)
     gc.collect()
     assert multiprocessing.active_children() == []
+
+
+def test_what_processes_wait_for_is_measured_beside_a_bare_loop(
+    here: type[Here], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idle, "MEAN_S", 1e-5)
+    monkeypatch.setattr(idle, "BATCH", 4)
+    monkeypatch.setattr(idle, "BARE_S", 0.1)
+    result = Result("idle", ["pytest"], True)
+    idle.run(Data(tmp_path, tmp_path, True, False), result)
+    rows = {row["name"]: row for row in result.facts["tables"][0]["rows"]}
+    assert {f"{idle.LOADER}, {n}" for n in (1, 2)} < rows.keys()
+    for name, row in rows.items():
+        assert (row["of_bare"] is None) is name.startswith(idle.BARE)
+    assert [target["limit"] for target in result.facts["targets"]] == [-0.9, -0.9]
+    assert len(result.facts["tables"][1]["rows"]) == 27  # of the model
+
+
+def test_the_slowest_process_sets_the_pace_however_deep_its_queue_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(idle, "SPREAD", 0.0)
+    none = idle.queues(4, 12, 2, 0.0, seed=0)
+    assert none == {"handed_out": pytest.approx(1), "order": 0, "left": 0}
+    found = [idle.queues(4, 100, ahead, 0.1, seed=0) for ahead in (2, 4)]
+    speeds = np.random.default_rng(0).normal(1, 0.1, 4)
+    for one in found:  # of the time of all, what the slowest leaves them
+        assert one["handed_out"] == pytest.approx(speeds.min() / speeds.mean(), rel=0.02)
+        assert one["handed_out"] + one["order"] + one["left"] == pytest.approx(1)
+    assert found[0]["order"] > found[1]["order"] and found[0]["left"] < found[1]["left"]
+
+
+def test_the_time_of_processes_is_shared_out_to_what_it_went_to() -> None:
+    # Two processes, two images a batch; each image takes 1 s, of the second process 2. From the
+    # batch that is taken at 16 on, one batch of each counts: it is taken at 20.
+    batches = idle.BEFORE + 1
+    numbers = np.arange(batches * 4).reshape(batches, 2, 2)
+    log = np.zeros((numbers.size, 2))
+    for process, each in enumerate((1.0, 2.0)):
+        ends = each * np.arange(1, 2 * batches + 1).reshape(batches, 2)
+        log[numbers[:, process].ravel()] = np.stack([ends - each, ends], axis=-1).reshape(-1, 2)
+    taken = np.stack([log[numbers[:, process, 1], 1] for process in range(2)], axis=1)
+    taken = np.maximum.accumulate(taken.ravel()).reshape(batches, 2)
+    log[numbers[-1, 0]] += taken[-2, 0] - log[numbers[-1, 0, 0], 0]  # it was not asked before
+    taken[-1, 0] = log[numbers[-1, 0, 1], 1]
+    found = idle.shares(taken, numbers, log, np.ones(len(log)), ahead=1)
+    assert found["images_per_s"] == 1.0  # four, from 16 to 20
+    assert found["handed_out"] == pytest.approx(4 / 8)
+    assert found["longer"] == pytest.approx(2 / 8)
+    assert found["within"] == pytest.approx(0) == found["between"]
+    assert found["order"] == pytest.approx((taken[-2, 0] - log[numbers[-2, 0, 1], 1]) / 8)
 
 
 def measured(module: ModuleType, archives: Path, scratch: Path) -> dict[str, Any]:

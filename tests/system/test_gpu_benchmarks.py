@@ -181,6 +181,7 @@ def test_loaders_are_measured_beside_a_bare_loop(
         one_round = prepare(path=path, batch=2, **size)
         found = one_round()
         assert found["images_per_s"] > 0 and 0 <= found["idle"] <= 1
+        assert found["left"] <= 1 and found["workers_us"] >= 0
         assert ("read_us" in found) is (prepare is cores.shard_loader)
         del one_round
         gc.collect()
@@ -188,10 +189,21 @@ def test_loaders_are_measured_beside_a_bare_loop(
     torch.set_num_threads(threads)
 
 
+def test_entries_of_as_many_processes_take_turns_by_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = in_time(cores, 200, tmp_path, monkeypatch)
+    rounds = {row["name"]: row["rounds"] for row in found["tables"][0]["rows"]}
+    most = [rounds[f"{name}, 16"] for name in (cores.BARE, cores.LOADER, cores.SHARDS)]
+    assert min(most) >= 2 and max(most) - min(most) <= 1
+    assert rounds[f"{cores.BARE}, 4"] < min(most)  # less telling
+
+
 def test_a_round_ends_when_each_worker_has_made_as_many() -> None:
     for workers in (1, 3):
-        assert len(list(cores._turns(10, workers, began=-100.0))) == workers
-        assert len(list(cores._turns(10, workers, began=1e12))) == 10 // workers * workers
+        assert len(list(cores._turns(10, workers, began=-100.0, least_s=1.0))) == workers
+        most = (10 // workers - cores.AHEAD) * workers
+        assert len(list(cores._turns(10, workers, began=1e12, least_s=1.0))) == most
 
 
 # --- in time --------------------------------------------------------------------------------------
