@@ -128,7 +128,7 @@ def _compare(
             show(f"  warm-up {name}: {found['images_per_s']:,.0f} images/s")
             warm.append(name)
         # Those of one count are compared with each other, so they take turns by themselves. Before
-        # that, all took turns, and little time gave one round of each, a minute apart.
+        # that, all took turns, and little time gave one round of each, some time apart.
         measured: dict[str, Any] = {}
         one_turn_s = len(entries) * (ROUND_S + BETWEEN_S) * 1.2
         for count, part in deadline.shares({c: TELLING[c] for c in asked_counts}, one_turn_s):
