@@ -80,7 +80,7 @@ class Reason(IntEnum):
     SCANS       a JPEG with a scan for each component
     COLOURS     CMYK, YCCK, or RGB stored as RGB
     SAMPLING    of chroma, but not 4:4:4, 4:2:2, 4:2:0 or 4:4:0
-    END         a JPEG that does not end as one: it is cut, which PIL says, or bytes follow
+    END         a JPEG without the marker of its end: it is cut, and PIL says so
     """
 
     NONE = 0
@@ -182,8 +182,9 @@ def _read_header(image: Any) -> _Jpeg | Reason:
         return Reason.HEADER
     if reason := _reason(frame, scan[0], adobe):
         return reason
-    # An engine decodes what is there of a file that is cut, and says nothing.
-    if bytes(image[-2:]) != _END:
+    # An engine decodes what is there of a file that is cut, and says nothing. Behind the head of a
+    # scan the first such marker ends the picture: what follows is no part of it.
+    if bytes(image[-2:]) != _END and _END not in bytes(image[segments[-1].end :]):
         return Reason.END
     return _Jpeg(frame.width, frame.height, has_app1)
 

@@ -216,9 +216,17 @@ def test_errors_of_the_header_are_those_of_the_transform() -> None:
         assert str(raised.value) == str(expected.value)
 
 
-def test_damage_behind_the_header_is_for_the_decoder() -> None:
-    image = encoded()[:-900]
-    crop = plan_crop(TRANSFORMS[0], image, 1, 0)
+def test_a_file_that_is_cut_is_told_by_the_worker() -> None:
+    """An engine of a GPU would decode what is there, and say nothing."""
+    for tiled in (False, True):
+        image = encoded(*TILED, tiled=tiled)
+        for length in (len(image) - 1, len(image) - 900):
+            with pytest.raises(DecodeError, match="truncated"):
+                plan_crop(TRANSFORMS[0], image[:length], 1, 0)
+
+
+def test_damage_in_the_midst_is_for_the_decoder() -> None:
+    image = bytearray(encoded())
+    image[-400:-300] = bytes(100)
+    crop = plan_crop(TRANSFORMS[0], bytes(image), 1, 0)
     assert crop.place[Place.REASON] == Reason.NONE and crop.data == image
-    with pytest.raises(OSError, match="truncated"):
-        finish(crop)

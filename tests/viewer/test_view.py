@@ -530,12 +530,14 @@ def test_thumbnails_by_url_read_only_their_records(tmp_path: Path) -> None:
     with servers.nginx(tmp_path) as web, open_view(f"{web.url}/data") as view:
         page = view.page(start=10, count=20)
         assert [card.key for card in page.cards] == [f"k/{n:06d}.jpg" for n in range(10, 30)]
+        asked = len(web.requests())
         before = sum(one.bytes for one in web.requests())
         assert before < 20 * 2_000 + 50_000  # heads of records, ends of shards
         for number in (3, 33):
             assert view.image(number, side=64).media_type == "image/jpeg"
-        read = sum(one.bytes for one in web.requests()) - before
-        assert read < 2.2 * len(big[0])
+        # On a busy machine a request may be sent again.
+        parts = {(one.path, one.range): one.bytes for one in web.requests()[asked:]}
+        assert sum(parts.values()) < 2.2 * len(big[0])
         assert numbers(ask(view, label="cat")) == [n for n in range(40) if n % 3 == 0]
         found = ask(view, label="cat", search="3.jpg", sort="bytes", descending=True)
         assert sorted(numbers(found)) == [3, 33]
