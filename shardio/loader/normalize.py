@@ -287,7 +287,7 @@ def takes_triton(name: str, device: torch.device) -> bool:
 
     Waits for the device. Raises DependencyError for "triton" where they do not run.
     """
-    if name == "torch" or (name == "auto" and device.type != "cuda"):
+    if name == "torch" or (name == "auto" and (device.type != "cuda" or _interpreted())):
         return False
     try:
         from .device_kernels import try_out
