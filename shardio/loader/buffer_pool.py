@@ -213,7 +213,7 @@ class MappedBuffer:
         self._locked = ExitStack()  # unlocks the pages when it is closed
         self._closed = False
         self._thread = thread
-        self._job: Job[None] | None = None  # of the thread, the last one
+        self._jobs: list[Job[None]] = []  # of the thread, that nobody has waited for
         try:
             self.map(size)
         except BaseException:  # no memory: nobody else knows the descriptor
@@ -228,7 +228,7 @@ class MappedBuffer:
             self._follow(size)
             return
         try:
-            self._job = thread.submit(self._follow, size, aside=True)
+            self._jobs.append(thread.submit(self._follow, size, aside=True))
         except RuntimeError:  # the interpreter ends, and no thread begins anything any more
             self._follow(size)
 
@@ -245,10 +245,9 @@ class MappedBuffer:
 
     def view(self, freed: Callable[[Any], None]) -> Bytes:
         """Return (size,) uint8. `freed` is called, in any thread, when the last view is gone."""
-        job = self._job
-        if job is not None:
-            job.result()
-            self._job = None
+        while self._jobs:
+            self._jobs[0].result()
+            del self._jobs[0]
         view = np.frombuffer(self._map, np.uint8)
         self._live = weakref.ref(view, freed)
         if self._fd >= 0:  # private memory is copied for a child when either writes to it
@@ -263,8 +262,8 @@ class MappedBuffer:
     def close(self) -> None:
         """Give the descriptor back; the memory itself goes with its last view."""
         self._closed = True
-        if self._job is not None:
-            self._job.end()
+        for job in reversed(self._jobs):  # the last first: what has not begun is not to begin
+            job.end()
         self._thread = None  # which ends when nobody has it
         self._locked.close()
         if self._fd >= 0:

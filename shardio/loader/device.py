@@ -195,15 +195,27 @@ class Target:
         """Return True if memory that batches come in should be page-locked, by `page_lock`."""
         return self.device.type == "cuda" and self.pin is not False
 
-    def lock(self, address: int, nbytes: int) -> Callable[[], object]:
-        """Page-lock memory, and return the function that unlocks it."""
-        page_lock(address, nbytes, self.device)
-        return partial(self._unlock, address)
+    def locker(self) -> Callable[[int, int], Callable[[], object]]:
+        """Return what page-locks memory, for any thread, and returns what unlocks it.
 
-    def _unlock(self, address: int) -> None:
+        The process's device is that of the calling thread: another thread has one of its own.
+        """
+        return partial(self._lock, self._with_index())
+
+    def _lock(self, device: torch.device, address: int, nbytes: int) -> Callable[[], object]:
+        page_lock(address, nbytes, device)
+        return partial(self._unlock, device, address)
+
+    def _unlock(self, device: torch.device, address: int) -> None:
         if isinstance(self._transfer, StreamTransfer):
             self._transfer.wait()  # loaders unlock all when they end, batches under way included
-        page_unlock(address, self.device)
+        page_unlock(address, device)
+
+    def _with_index(self) -> torch.device:
+        """Return the device; where no index was given, that of this thread: it is set by now."""
+        if self.device.type == "cuda" and self.device.index is None:
+            return torch.device("cuda", _cuda.current_device())
+        return self.device
 
     @property
     def staging_bytes(self) -> int:
@@ -221,11 +233,9 @@ class Target:
         Memory that a stream used is kept for that stream, so that a new one in each epoch would add
         that epoch's memory to all before.
         """
-        device = self.device
-        if device.type == "cuda" and device.index is None:  # only now is the process's device set
-            device = torch.device("cuda", _cuda.current_device())
+        device = self._with_index()
         if self._transfer is None or self._transfer.device != device:
-            self.images.fused = takes_triton(self.kernels, device)
+            self.images.fused = takes_triton(self.kernels, device, self.images.dtype)
             if device.type == "cuda" or self.images.fused:
                 self.taken = "triton" if self.images.fused else "torch"
             of_crops = device if device.type == "cuda" else torch.device("cpu")

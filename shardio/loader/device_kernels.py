@@ -47,6 +47,7 @@ _SWAP, _TAPS = tl.constexpr(Column.SWAP), tl.constexpr(Column.TAPS_X)
 _AT_ADDRESS, _AT_WEIGHTS = tl.constexpr(_ADDRESS), tl.constexpr(_WEIGHTS)
 _PITCH = tl.constexpr(_COUNT)  # from a row of the table to the next
 _BLOCK = 256  # values that a program makes
+_LAUNCHED = 65_535  # pictures of a launch: what CUDA takes in its second dimension
 _REACH = {"box": 0.5, "bilinear": 1.0, "hamming": 1.0, "bicubic": 2.0, "lanczos": 3.0}
 
 # A product and a sum are rounded each by itself, as the CPU does it.
@@ -58,6 +59,8 @@ EXACT = {"enable_fp_fusion": False}
 
 def try_out(device: torch.device) -> None:
     """Compile a kernel, and run it. Raises whatever Triton does."""
+    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 6):
+        raise RuntimeError(f"Triton {triton.__version__} is older than 3.6")
     # Triton launches on the current device, whatever its tensors lie on.
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         one = torch.ones((1, 1, 1, 1), device=device)
@@ -104,6 +107,12 @@ def crop(
     out: (B, 3, H, W) of any dtype and strides.
     scale, bias: three values of float32 each, on the device of `out`.
     """
+    if len(rows) > _LAUNCHED:
+        for at in range(0, len(rows), _LAUNCHED):
+            part = slice(at, at + _LAUNCHED)
+            some = addresses[part], strides[part], rows[part]
+            crop(*some, places, interpolation, out, scale, bias)
+        return
     if not len(rows):
         return
     height, width = out.shape[2:]

@@ -28,6 +28,7 @@ from ..errors import DependencyError, OptionError, printable
 _cuda: Any = torch.cuda  # it has no types
 
 KERNELS = ("auto", "torch", "triton")
+_RUN_BY_A_GPU = (None, torch.uint8, torch.float32, torch.bfloat16, torch.float16)  # as dtype
 
 
 def normalize(
@@ -105,7 +106,7 @@ class Images:
             )
         if 0 in stds:
             raise OptionError("std is 0 for a channel: nothing can be divided by it")
-        self._dtype = torch.float32 if self.normalises and dtype is None else dtype
+        self.dtype = torch.float32 if self.normalises and dtype is None else dtype
         formats = {None: None, True: torch.channels_last, False: torch.contiguous_format}
         self._format = formats[channels_last]
         # The number of channels that mean and std are for; None: of any, since they are numbers.
@@ -123,7 +124,7 @@ class Images:
 
     def finish(self, batch: Any) -> Any:
         """Return the batch with its images changed, each on the device that it lies on."""
-        if self._dtype is None and self._format is None:
+        if self.dtype is None and self._format is None:
             return batch
         parts = leaves(batch)
         tensors = [part for part in parts if isinstance(part, torch.Tensor)]
@@ -137,7 +138,7 @@ class Images:
 
         finished: images among them that are as the options say.
         """
-        if self._dtype is None and self._format is None:
+        if self.dtype is None and self._format is None:
             return tensors
         found, others = 0, []
         # Of a number for all channels, nothing is known of how many there are: images have three.
@@ -171,26 +172,26 @@ class Images:
         if self._format is not None:
             pixels = pixels.contiguous(memory_format=self._format)
         if not self.normalises:
-            return pixels if self._dtype is None else pixels.to(self._dtype)
+            return pixels if self.dtype is None else pixels.to(self.dtype)
         scale, bias = (factor.view(1, -1, 1, 1) for factor in self.factors(pixels))
         if pixels.is_cuda:
-            return self._on_cuda(pixels, scale, bias, self._dtype or torch.float32)
+            return self._on_cuda(pixels, scale, bias, self.dtype or torch.float32)
         # Casting first is one kernel more, and on a CPU half the time of a product of two dtypes.
         floats = pixels.to(torch.float32).mul_(scale).add_(bias)
-        return floats if self._dtype is None else floats.to(self._dtype)
+        return floats if self.dtype is None else floats.to(self.dtype)
 
     def empty(self, pixels: torch.Tensor) -> torch.Tensor:
         """Return a tensor for the images that these pixels become."""
         how = torch.preserve_format if self._format is None else self._format
-        return torch.empty_like(pixels, dtype=self._dtype, memory_format=how)
+        return torch.empty_like(pixels, dtype=self.dtype, memory_format=how)
 
     def factors(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return scale and bias of each channel, float32, where the pixels are."""
         key = pixels.device, pixels.shape[1]
         if key not in self._on:
             self._on[key] = (
-                self._scale.expand(key[1]).to(key[0]),
-                self._bias.expand(key[1]).to(key[0]),
+                self._scale.expand(key[1]).contiguous().to(key[0]),
+                self._bias.expand(key[1]).contiguous().to(key[0]),
             )
         return self._on[key]
 
@@ -274,6 +275,11 @@ def check_kernels(name: Any, device: torch.device) -> str:
         raise OptionError(
             f'kernels is {printable(repr(name))}: expected "auto", "torch" or "triton"'
         )
+    if name == "triton" and device.type == "cuda" and _interpreted():
+        raise OptionError(
+            'kernels is "triton", and TRITON_INTERPRET=1, whose interpreter cannot read the memory '
+            "of a GPU: unset one of them"
+        )
     if name == "triton" and device.type != "cuda" and not _interpreted():
         raise OptionError(
             f'kernels is "triton", which runs on a GPU, but device is "{device}": give '
@@ -282,12 +288,15 @@ def check_kernels(name: Any, device: torch.device) -> str:
     return str(name)
 
 
-def takes_triton(name: str, device: torch.device) -> bool:
+def takes_triton(name: str, device: torch.device, dtype: torch.dtype | None = None) -> bool:
     """Return True if the kernels are to be those of Triton, which are tried out for "auto".
 
-    Waits for the device. Raises DependencyError for "triton" where they do not run.
+    dtype: of the images; for one that no GPU has run, "auto" takes torch's. Waits for the device.
+    Raises DependencyError for "triton" where they do not run.
     """
-    if name == "torch" or (name == "auto" and (device.type != "cuda" or _interpreted())):
+    if name == "torch":
+        return False
+    if name == "auto" and (device.type != "cuda" or _interpreted() or dtype not in _RUN_BY_A_GPU):
         return False
     try:
         from .device_kernels import try_out
@@ -298,10 +307,10 @@ def takes_triton(name: str, device: torch.device) -> bool:
             return False
         said = printable(str(error).strip().partition("\n")[0])
         raise DependencyError(
-            f'kernels="triton" cannot run on {device}: {said}. Triton comes with torch for CUDA on '
-            "Linux (pip install triton), and compiles what starts a kernel: it needs a C compiler "
-            "and Python's headers (Debian, Ubuntu: apt-get install gcc python3-dev). Or leave "
-            "kernels out"
+            f'kernels="triton" cannot run on {device}: {said}. It takes Triton 3.6 or newer, which '
+            "comes with torch for CUDA on Linux (pip install triton), and to compile what starts a "
+            "kernel a C compiler and Python's headers (Debian, Ubuntu: apt-get install gcc "
+            "python3-dev), and a folder to write to (TRITON_CACHE_DIR). Or leave kernels out"
         ) from error
     return True
 

@@ -10,7 +10,6 @@ Source: of the CUDA runtime, "API synchronization behavior" and cudaHostRegister
 from __future__ import annotations
 
 import sys
-import threading
 import warnings
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -140,29 +139,33 @@ class LockedMemory:
     """Know memory that is page-locked, by address. For any thread."""
 
     def __init__(self) -> None:
-        self._changing = threading.Lock()
-        self._ranges: list[tuple[int, int]] = []  # first address and end, sorted, never changed
+        # No lock: the collector, which comes at any time, may close a loader, which unlocks.
+        self._ends: dict[int, int] = {}  # by first address
+        self._change = object()  # another one after each
+        self._sorted: tuple[object, list[tuple[int, int]]] = (None, [])  # and of which change
 
     @property
     def bytes(self) -> int:
         """Return the bytes of all of it."""
-        return sum([end - first for first, end in self._ranges])
+        return sum([end - first for first, end in self._ends.copy().items()])
 
     def add(self, address: int, nbytes: int) -> None:
         """Note memory that was locked."""
-        with self._changing:
-            self._ranges = sorted([*self._ranges, (address, address + nbytes)])
+        self._ends[address] = address + nbytes
+        self._change = object()
 
     def discard(self, address: int) -> bool:
         """Forget the memory at an address; return False if there was none."""
-        with self._changing:
-            before = self._ranges
-            self._ranges = [one for one in before if one[0] != address]
-            return len(self._ranges) < len(before)
+        there = self._ends.pop(address, None) is not None
+        self._change = object()
+        return there
 
     def holds(self, first: int, end: int) -> bool:
         """Return True if all bytes from one address to another lie in one piece of it."""
-        ranges = self._ranges  # at once: another thread may lock more
+        change, (of, ranges) = self._change, self._sorted
+        if of is not change:
+            ranges = sorted(self._ends.copy().items())
+            self._sorted = change, ranges
         at = bisect_right(ranges, (first, sys.maxsize))
         return at > 0 and end <= ranges[at - 1][1]
 

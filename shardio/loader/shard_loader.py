@@ -281,7 +281,7 @@ class ShardLoader:
 
     def _start(self) -> WorkerPool:
         target = self.target
-        lock = None if target is None or not target.locks_pages else target.lock
+        lock = None if target is None or not target.locks_pages else target.locker()
         # Buffers that are page-locked are copied to the device, and free after that.
         copies = self.copy and lock is None
         options = PoolOptions(

@@ -194,6 +194,9 @@ class _Worker:
                     descriptors.send(self._socket, buffer.fd, data)
             except ConnectionError:  # the trainer is gone
                 _leave(0)
+            except BaseException:  # too many descriptors under way: it would wait for ever
+                traceback.print_exc()
+                _leave(1)
             buffer.shown = buffer.size
 
     def _new_cpu_s(self) -> float:

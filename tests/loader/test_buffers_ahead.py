@@ -6,6 +6,7 @@ thread are real.
 
 from __future__ import annotations
 
+import errno
 import gc
 import multiprocessing
 import os
@@ -122,6 +123,39 @@ def test_a_thread_maps_and_locks_each_buffer_once(folder: Path, locks: Locks) ->
     assert locks.threads("map", "lock") == {THREAD} and not locks.held
     assert locks.count("unlock") == locks.count("lock")
     no_thread_left()
+
+
+def test_a_process_that_cannot_show_a_buffer_leaves(folder: Path) -> None:
+    """The system takes no more descriptors that are under way: the trainer does not wait for it."""
+
+    def refused(*_: Any) -> None:
+        raise OSError(errno.ETOOMANYREFS, "Too many references")
+
+    def breaks(data: bytes) -> Any:
+        descriptors.send = refused  # in the forked process alone
+        return picture(data)
+
+    gone = pytest.raises(WorkerError, match="loader process 0")
+    with loader_of(folder, breaks, num_workers=1) as loader, gone:
+        next(iter(loader))
+    assert descriptors.send is not refused
+
+
+def test_memory_is_locked_for_the_device_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of `torch.cuda.set_device`, which the thread that locks knows nothing of."""
+    here, seen, unlocks = threading.local(), list[Any](), list[Any]()
+    here.device = 3
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: getattr(here, "device", 0))
+    monkeypatch.setattr(device, "page_lock", lambda address, nbytes, gpu: seen.append(gpu))
+    monkeypatch.setattr(device, "page_unlock", lambda address, gpu: seen.append(gpu))
+    target = device.Target(device.DeviceOptions("cpu"))
+    target.device = torch.device("cuda")
+    lock = target.locker()
+    for job in (lambda: unlocks.append(lock(4096, 10)), lambda: unlocks[0]()):
+        thread = threading.Thread(target=job)
+        thread.start()
+        thread.join(LIMIT_S)
+    assert seen == [torch.device("cuda", 3)] * 2
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -148,6 +148,12 @@ def test_every_value_is_normalised_as_on_the_cpu(
         assert torch.equal(found.cpu(), wanted)
 
 
+def test_one_number_is_for_all_channels(kernels: ModuleType) -> None:
+    pixels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).repeat(2, 3, 1, 1)
+    found = Images(0.5, 0.25, fused=True).normalized(pixels.to(DEVICE))
+    assert torch.equal(found.cpu(), Images(0.5, 0.25).normalized(pixels))
+
+
 def test_no_images_are_no_launch(kernels: ModuleType) -> None:
     none = torch.empty((0, 3, 4, 5), dtype=torch.uint8, device=DEVICE)
     assert Images(MEAN, STD, fused=True).normalized(none).shape == none.shape
@@ -259,6 +265,7 @@ def test_where_triton_cannot_run_torch_does_unless_it_was_asked_for(
 def test_triton_is_taken_where_it_computes_what_it_should(kernels: ModuleType) -> None:
     device = torch.device(DEVICE)
     assert takes_triton("triton", device) and takes_triton("auto", device) == (DEVICE == "cuda")
+    assert not takes_triton("auto", device, torch.float64)  # no GPU has run that
 
 
 # --- what a compiler makes of them ----------------------------------------------------------------
