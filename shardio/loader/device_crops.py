@@ -79,6 +79,7 @@ class Cropper:
                 out[torch.from_numpy(finished).to(self.device)] = pixels
         self.counts.add_finished([Reason(int(one)) for one in places[finished, Place.REASON]])
         for rows in _groups(places, most_bytes):
+            self._settle()
             left = self._drawn(crops, rows, out)
             if len(left):
                 pictures = _at(left, self._decoded(crops, left, left is not rows), len(crops))
@@ -100,7 +101,6 @@ class Cropper:
             return rows
         places = crops.places.numpy()
         sizes = places[rows][:, [Place.HEIGHT, Place.WIDTH]].astype(np.int64)
-        self._settle()
         drawn = decoder.draw(crops.files, rows, sizes)
         if drawn is None:
             return rows
@@ -117,8 +117,8 @@ class Cropper:
         return rows[drawn.refused]
 
     def _settle(self) -> None:
-        """Wait until the stream is done, as decoders want it."""
-        if self.device.type == "cuda":
+        """Wait until the stream is done, as decoders of a GPU want it."""
+        if self._found() is not None and self.device.type == "cuda":
             settled = _cuda.Event(blocking=True)  # who waits for it sleeps
             settled.record()
             settled.synchronize()
@@ -151,7 +151,6 @@ class Cropper:
         decoder, files = self._found(), list(crops.files)
         decoded: list[torch.Tensor | None] = [None] * len(rows)
         if decoder is not None and not drawn:
-            self._settle()
             decoded = decoder.decode([files[row] for row in rows])
         places = crops.places.numpy()
         pictures = []
