@@ -288,7 +288,7 @@ def _road(
             {name: entries[name].round for name in about},
             scale.rounds,
             deadline,
-            lambda measured: result.keep(lambda: report(measured)),
+            partial(result.keep, report),
         )
     report(measured)
 

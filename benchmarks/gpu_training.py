@@ -18,6 +18,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from . import data, trace
@@ -103,7 +104,7 @@ def _train(
             {name: entries[name].round for name in about},
             scale.rounds,
             deadline,
-            lambda measured: result.keep(lambda: report(measured)),
+            partial(result.keep, report),
         )
     report(measured)
 

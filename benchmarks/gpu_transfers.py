@@ -14,6 +14,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from . import data, trace
@@ -72,12 +73,12 @@ def run(source: data.Data, result: Result, scale: Scale, deadline: Deadline) -> 
             ways,
             scale.rounds,
             deadline.part(0.6),
-            lambda measured: result.keep(lambda: report(measured)),
+            partial(result.keep, report),
         )
         for name in deadline.each(measured):
             about[name] |= entries[name].round(what="memory")
             about[name] |= entries[name].round(what="close")
-            result.keep(lambda: report(measured))
+            result.keep(report, measured)
     report(measured)
     data.remove(few, shards)
 

@@ -346,16 +346,16 @@ class Result:
         )
         self._show(target_line(self.facts["targets"][-1]))
 
-    def keep(self, report: Callable[[], object] = lambda: None) -> None:
+    def keep(self, report: Callable[..., object] = lambda: None, *measured: Any) -> None:
         """Store what is there, should this process be killed. Without a deadline, nothing is kept.
 
-        report: makes tables, targets and notes of the rest, which are made anew later.
+        report: makes tables, targets and notes of what is measured, which are made anew later.
         """
         if self._kept is None:
             return
         lists = [self.facts[name] for name in ("tables", "targets", "notes")]
         lengths, self._show = [len(one) for one in lists], lambda text: None
-        report()
+        report(*measured)
         self._write(*self._kept)
         self._show = show
         for one, length in zip(lists, lengths, strict=True):
