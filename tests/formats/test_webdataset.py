@@ -29,7 +29,8 @@ from shardio.formats import manifest
 from shardio.formats.base import Shard
 from shardio.formats.foreign import webdataset as tar
 from shardio.formats.foreign.base import MAX_JSON
-from shardio.formats.foreign.webdataset import MAX_EXTENSION, TarFile, split_name
+from shardio.formats.foreign.tar import MAX_EXTENSION
+from shardio.formats.foreign.webdataset import TarFile, split_name
 from shardio.names import KEY
 from shardio.packing import index as indexing
 from shardio.storage.location import locate
