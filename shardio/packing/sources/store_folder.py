@@ -14,9 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import posixpath
 from array import array
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
@@ -26,22 +24,22 @@ from ...errors import DamageError, StorageError
 from ...names import key_bytes, key_text
 from ...storage import ranges
 from ...storage.client import Reply, Request, RequestError
-from ...storage.listing import PAGE, Listed, plain_tag
+from ...storage.listing import PAGE, plain_tag
+from ...storage.listing import Listed as Object
 from ...storage.location import locate
 from ...storage.ranges import Range, Released
 from ...storage.remote import RemoteLocation
 from ...storage.remote_file import RANGE, read, wait
-from .base import Ints, Problem, ReadFile, Seen, SourceFolder, SourceRequest, Top, Walked
+from .base import ReadFile, Seen, SourceFolder, SourceRequest
 from .files import (
     MISSING,
     DiskFolder,
     changed,
     ignores_nothing,
     is_ignored,
-    is_own,
-    note_ignored,
     unfit_size,
 )
+from .listed_folder import Listed, ListedFolder
 
 _LOOKED_AHEAD = 256  # objects that are looked at, at once, where they are not listed
 # Objects for each path of a listing up to which a bucket is listed to look at them: a request lists
@@ -54,17 +52,17 @@ class _Objects:
 
     def __init__(self, location: RemoteLocation) -> None:
         self._location = location
-        self._found: tuple[list[bytes], Ints, Ints] | None = None
+        self._found: Listed | None = None
 
     @property
-    def columns(self) -> tuple[list[bytes], Ints, Ints]:
-        """Return paths, sizes, and stamps. Raises OptionError, StorageError."""
+    def listed(self) -> Listed:
+        """Return all of them. Raises OptionError, StorageError."""
         found = self.at_most(None)
         assert found is not None
         return found
 
-    def at_most(self, most: int | None) -> tuple[list[bytes], Ints, Ints] | None:
-        """Return the columns; None where there are more objects. Raises as they do."""
+    def at_most(self, most: int | None) -> Listed | None:
+        """Return all of them; None where there are more. Raises as `listed` does."""
         if self._found is None:
             keys: list[bytes] = []
             sizes, stamps = array("q"), array("q")
@@ -81,11 +79,11 @@ class _Objects:
                 stamps.append(_stamp(one))
             order = sorted(range(len(keys)), key=keys.__getitem__)
             columns = [np.array(column, np.int64)[order] for column in (sizes, stamps)]
-            self._found = [keys[i] for i in order], columns[0], columns[1]
+            self._found = Listed([keys[i] for i in order], columns[0], columns[1])
         return self._found
 
 
-class StoreFolder:
+class StoreFolder(ListedFolder):
     """A folder of an object store. Objects whose names end with a slash are none of its files."""
 
     def __init__(
@@ -96,80 +94,27 @@ class StoreFolder:
         ignores: Callable[[bytes], bool] = is_ignored,
     ) -> None:
         """inner: the path of a folder in the location, with a slash at its end, or b""."""
-        self._location, self._inner, self.ignores = location, inner, ignores
+        super().__init__(key_bytes(location.url), inner, ignores)
+        self._location = location
         self._objects = _Objects(location) if objects is None else objects
         self._announced: dict[bytes, deque[list[Range]]] = {}  # by path
-        self.path = b"/".join(filter(None, (key_bytes(location.url), inner.rstrip(b"/"))))
 
-    def top(self) -> Top:
-        """Return the names in it: folders, files, and no links. Raises StorageError."""
-        keys, at, stop = self._range()
-        folders, files = [], []
-        while at < stop:
-            name, slash, _ = keys[at][len(self._inner) :].partition(b"/")
-            if not slash:
-                files.append(name)
-                at += 1
-                continue
-            if not self.ignores(name):
-                folders.append(name)
-            at = bisect_left(keys, self._inner + name + b"0", at, stop)  # 0 comes next to the slash
-        return folders, files, []
+    @property
+    def listed(self) -> Listed:
+        """Return all objects below the URL. Raises OptionError, StorageError."""
+        return self._objects.listed
 
     def below(self, path: bytes) -> StoreFolder:
         """Return a folder in it."""
-        inner = posixpath.normpath(self._inner + path) + b"/"
-        inner = b"" if inner == b"./" else inner
-        return StoreFolder(self._location, inner, self._objects, self.ignores)
-
-    def is_there(self) -> bool:
-        """Return True if objects lie in it. Raises OptionError, StorageError."""
-        _, start, stop = self._range()
-        return start < stop
-
-    def walk(self, *, empty: bool = False) -> Walked:
-        """Find every object below it."""
-        keys, start, stop = self._range()
-        found: list[bytes] = []
-        places: list[int] = []
-        problems: list[Problem] = []
-        ignored = set()
-        sizes, stamps = self._objects.columns[1:]
-        for place in range(start, stop):
-            key = keys[place][len(self._inner) :]
-            parts = key.split(b"/")
-            if any(map(self.ignores, parts)):
-                hidden = next(i for i, part in enumerate(parts) if self.ignores(part))
-                ignored.add(b"/".join(parts[: hidden + 1]))
-                continue
-            if is_own(parts[0]):
-                continue
-            size = int(sizes[place])
-            why = None if empty and not size else unfit_size(size)
-            if why is None:
-                found.append(key)
-                places.append(place)
-            else:
-                problems.append((key, why))
-        notes = note_ignored(posixpath.basename(path) for path in ignored)
-        return Walked(found, sizes[places], stamps[places], problems, len(ignored), notes)
+        return StoreFolder(self._location, self.within(path), self._objects, self.ignores)
 
     def look(self, paths: Iterable[bytes]) -> Iterator[Seen]:
         """Yield what each path leads to. Raises StorageError."""
         wanted = list(paths)
-        columns = self._listed_for(len(wanted))
-        if columns is None:
+        if self._is_listed_for(len(wanted)):
+            yield from super().look(wanted)
+        else:
             yield from self._look_at_each(wanted)
-            return
-        keys, sizes, stamps = columns
-        for path in wanted:
-            full = self._full(path)
-            place = bisect_left(keys, full) if full is not None else len(keys)
-            if place < len(keys) and keys[place] == full:
-                size = int(sizes[place])
-                yield Seen(size, int(stamps[place]), unfit_size(size))
-            else:
-                yield Seen(0, 0, MISSING if full is not None else self._outside)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[ReadFile]:
@@ -186,33 +131,22 @@ class StoreFolder:
         """Ask for an object."""
         self._announced.setdefault(path, deque()).append(self._ask(path, size))
 
-    def _listed_for(self, paths: int) -> tuple[list[bytes], Ints, Ints] | None:
-        """List what so many paths are looked up in; None where that may not, or need not, be."""
+    def _is_listed_for(self, paths: int) -> bool:
+        """List what so many paths are looked up in; False where that may not, or need not, be."""
         if self._location.store.scheme in ("http", "https"):
-            return None
+            return False
         try:
-            return self._objects.at_most(WORTH * (paths + PAGE))
+            return self._objects.at_most(WORTH * (paths + PAGE)) is not None
         except StorageError as error:
             cause = error.__cause__
             if isinstance(cause, RequestError) and cause.kind == "denied":  # but to read may do
-                return None
+                return False
             raise
 
     @property
-    def _outside(self) -> str:
+    def outside(self) -> str:
+        """Say that a path leads out of the URL."""
         return f"is no path below {self._location.url}"
-
-    def _range(self) -> tuple[list[bytes], int, int]:
-        """Return the paths of all objects, and where those of this folder begin and end."""
-        keys = self._objects.columns[0]
-        start = bisect_left(keys, self._inner)
-        stop = bisect_left(keys, self._inner[:-1] + b"0", start) if self._inner else len(keys)
-        return keys, start, stop
-
-    def _full(self, path: bytes) -> bytes | None:
-        """Return a path in the location; None for one that leads out of the folder."""
-        plain = posixpath.normpath(path)
-        return None if plain.startswith((b"/", b"..")) else self._inner + plain
 
     def _look_at_each(self, paths: Iterable[bytes]) -> Iterator[Seen]:
         """Yield what each path leads to, by a request for each."""
@@ -221,25 +155,25 @@ class StoreFolder:
         def settle() -> Seen:
             one = asked.popleft()
             if one is None:
-                return Seen(0, 0, self._outside)
+                return Seen(0, 0, self.outside)
             try:
                 found = self._wait(one)
             except FileNotFoundError:
                 return Seen(0, 0, MISSING)
             finally:
                 one.release()
-            listed = Listed("", found.size, 0, plain_tag(found.tag))
-            return Seen(found.size, _stamp(listed), unfit_size(found.size))
+            seen = Object("", found.size, 0, plain_tag(found.tag))
+            return Seen(found.size, _stamp(seen), unfit_size(found.size))
 
         for path in paths:
-            asked.append(None if self._full(path) is None else self._ask(path, 0)[0])
+            asked.append(None if self.full(path) is None else self._ask(path, 0)[0])
             if len(asked) == _LOOKED_AHEAD:
                 yield settle()
         while asked:
             yield settle()
 
     def _ask(self, path: bytes, size: int) -> list[Range]:
-        store, where = self._location.store, key_text(self._full(path) or b"")
+        store, where = self._location.store, key_text(self.full(path) or b"")
         asked = [
             Request(store, where, at, min(RANGE, size - at)) for at in range(0, size, RANGE)
         ] or [Request(store, where, what="head")]
@@ -261,7 +195,7 @@ class StoreFolder:
             _let_go(asked)
         for reply in replies:
             tag = "" if self._location.store.scheme == "hf" else plain_tag(reply.tag)
-            other = tag and stamp & 1 and _stamp(Listed("", 0, 0, tag)) != stamp
+            other = tag and stamp & 1 and _stamp(Object("", 0, 0, tag)) != stamp
             if reply.size != size or other:
                 what = "size" if reply.size != size else "ETag"
                 raise changed(path, f"its {what} is another")
@@ -284,7 +218,7 @@ def _let_go(asked: Iterable[Range]) -> None:
         one.release()
 
 
-def _stamp(one: Listed) -> int:
+def _stamp(one: Object) -> int:
     """Return a number that changes with the content of an object: odd if it is of its ETag.
 
     Without one, the time is taken; and of other stores than the Hub, answers have the same ETag.

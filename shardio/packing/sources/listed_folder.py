@@ -1,0 +1,160 @@
+"""A folder whose files are all known: of an object store, or in archives.
+
+What is known are columns in bytewise order of the paths, which are bytes, as of files.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from .base import Ints, Problem, Seen, Top, Walked
+from .files import MISSING, is_ignored, is_own, note_ignored, unfit_size
+
+
+@dataclass
+class Listed:
+    """All files below a folder, in bytewise order of their paths."""
+
+    paths: list[bytes]
+    sizes: Ints  # bytes
+    stamps: Ints  # numbers that change with the content
+    folders: list[bytes] = field(default_factory=list)  # that may be empty; in order
+    problems: list[Problem] = field(default_factory=list)  # what can be no file; in order
+    notes: list[str] = field(default_factory=list)
+
+
+class ListedFolder:
+    """A folder in what is listed; where it is read from, a class of it says."""
+
+    def __init__(
+        self, path: bytes, inner: bytes, ignores: Callable[[bytes], bool] = is_ignored
+    ) -> None:
+        """path: of all that is listed; inner: of this folder in it, with a slash, or b""."""
+        self.ignores, self._inner = ignores, inner
+        self.path = b"/".join(filter(None, (path, inner.rstrip(b"/"))))
+
+    @property
+    def listed(self) -> Listed:
+        """Return all files, of this folder and those it lies in. Raises StorageError."""
+        raise NotImplementedError
+
+    def top(self) -> Top:
+        """Return the names in it: folders, files, and no links. Raises StorageError."""
+        keys, at, stop = self._range()
+        folders, files = {}, []
+        while at < stop:
+            name, slash, _ = keys[at][len(self._inner) :].partition(b"/")
+            if not slash:
+                files.append(name)
+                at += 1
+                continue
+            folders[name] = True
+            at = bisect_left(keys, self._inner + name + b"0", at, stop)  # 0 comes next to the slash
+        for path in self._within(self.listed.folders):
+            folders[path.partition(b"/")[0]] = True
+        for path in self._within([path for path, _ in self.listed.problems]):
+            name, slash, _ = path.partition(b"/")
+            if slash:
+                folders[name] = True
+            else:
+                files.append(name)
+        return [name for name in folders if not self.ignores(name)], files, []
+
+    def is_there(self) -> bool:
+        """Return True if files lie in it. Raises OptionError, StorageError."""
+        _, start, stop = self._range()
+        return start < stop or any(True for _ in self._within(self.listed.folders))
+
+    def walk(self, *, empty: bool = False) -> Walked:
+        """Find every file below it."""
+        keys, start, stop = self._range()
+        found: list[bytes] = []
+        places: list[int] = []
+        problems: list[Problem] = []
+        ignored: set[bytes] = set()
+        listed = self.listed
+
+        def is_left_out(path: bytes) -> bool:
+            parts = path.split(b"/")
+            if any(map(self.ignores, parts)):
+                hidden = next(i for i, part in enumerate(parts) if self.ignores(part))
+                ignored.add(b"/".join(parts[: hidden + 1]))
+                return True
+            return is_own(parts[0])
+
+        for place in range(start, stop):
+            key = keys[place][len(self._inner) :]
+            if is_left_out(key):
+                continue
+            size = int(listed.sizes[place])
+            why = None if empty and not size else unfit_size(size)
+            if why is None:
+                found.append(key)
+                places.append(place)
+            else:
+                problems.append((key, why))
+        for path, why in listed.problems:
+            if path.startswith(self._inner) and not is_left_out(path[len(self._inner) :]):
+                problems.append((path[len(self._inner) :], why))
+        for path in self._within(listed.folders):
+            is_left_out(path.rstrip(b"/"))
+        notes = note_ignored(posixpath.basename(path) for path in ignored)
+        return Walked(
+            found,
+            listed.sizes[places],
+            listed.stamps[places],
+            problems,
+            len(ignored),
+            [*listed.notes, *notes],
+        )
+
+    def look(self, paths: Iterable[bytes]) -> Iterator[Seen]:
+        """Yield what each path leads to. Raises StorageError."""
+        listed = self.listed
+        problems = dict(listed.problems)
+        for path in paths:
+            full = self.full(path)
+            place = bisect_left(listed.paths, full) if full is not None else len(listed.paths)
+            if place < len(listed.paths) and listed.paths[place] == full:
+                size = int(listed.sizes[place])
+                yield Seen(size, int(listed.stamps[place]), unfit_size(size))
+            elif full is None:
+                yield Seen(0, 0, self.outside)
+            else:
+                yield Seen(0, 0, problems.get(full, MISSING))
+
+    def will_need(self, path: bytes, size: int) -> None:
+        """Do nothing."""
+
+    @property
+    def outside(self) -> str:
+        """Say that a path leads out of all that is listed."""
+        raise NotImplementedError
+
+    def full(self, path: bytes) -> bytes | None:
+        """Return a path as it is listed; None for one that leads out of the folder."""
+        plain = posixpath.normpath(path)
+        return None if plain.startswith((b"/", b"..")) else self._inner + plain
+
+    def within(self, path: bytes) -> bytes:
+        """Return what is `inner` for a folder in it."""
+        inner = posixpath.normpath(self._inner + path) + b"/"
+        return b"" if inner == b"./" else inner
+
+    def _range(self) -> tuple[list[bytes], int, int]:
+        """Return the paths of all files, and where those of this folder begin and end."""
+        keys = self.listed.paths
+        start = bisect_left(keys, self._inner)
+        stop = bisect_left(keys, self._inner[:-1] + b"0", start) if self._inner else len(keys)
+        return keys, start, stop
+
+    def _within(self, paths: list[bytes]) -> Iterator[bytes]:
+        """Yield those of sorted paths that lie in this folder, from it on."""
+        for place in range(bisect_left(paths, self._inner), len(paths)):
+            if not paths[place].startswith(self._inner):
+                return
+            if path := paths[place][len(self._inner) :]:
+                yield path
