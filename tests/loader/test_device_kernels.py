@@ -28,7 +28,9 @@ from shardio.loader.device_decode import Decoder, Drawn, decode_by_pil, drawn_of
 from shardio.loader.normalize import Images, takes_triton
 from shardio.loader.stats import DecodeCounts
 
-pytest.importorskip("triton", reason="Triton is not installed; tools/setup brings it")
+pytest.importorskip(
+    "triton", minversion="3.6", reason="Triton 3.6 is not installed; tools/setup brings it"
+)
 
 FILTERS = ("bilinear", "bicubic", "lanczos", "box", "hamming")
 SHAPE = (13, 22)
