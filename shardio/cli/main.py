@@ -83,13 +83,20 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 def _refuse_unused(options: Mapping[str, Any]) -> None:
     """Raise OptionError for options of an object store where no argument is a URL."""
-    names = {"store_options": "--store-option", "timeout_s": "--timeout"}
+    names = {
+        "store_options": "--store-option",
+        "timeout_s": "--timeout",
+        "target_options": "--target-option",
+    }
     given = [name for dest, name in names.items() if dest in options]
     if given:
         from ..storage.stores import SCHEMES
 
         values = [one for dest, one in options.items() if dest not in names]
-        if not any(str(one).partition("://")[0].lower() in SCHEMES for one in values):
+        if not any(
+            colon and scheme.lower() in SCHEMES
+            for scheme, colon, _ in (str(one).partition("://") for one in values)
+        ):
             raise OptionError(
                 f"{given[0]}: goes with an argument that is a URL, such as s3://bucket/folder, and "
                 "none is; leave it out"

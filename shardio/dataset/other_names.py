@@ -82,7 +82,7 @@ _TABLE = {
     + "shardio.watch(loader) says where the time goes",
     "validate_hash": "leave it out; every record is checked when it is read",
     "verification_mode": "leave it out; every record is checked, and `shardio verify` checks all",
-    "empty_check allow_empty": "leave it out; a dataset without records is an error",
+    "empty_check allow_empty": "leave it out; a dataset without records has no batches",
     "handler on_error": "leave it out; a damaged record is an error, and `shardio pack --on-error "
     "skip` leaves out bad files",
     "loader item_loader serializers": "give decode=, a function of the stored bytes too; "

@@ -38,11 +38,28 @@ _ATTRIBUTES = {
     ),
     "loader": "write shardio.open(..., decode=)",
 }  # fmt: skip
+_MAPPED = "wrap it in a torch Dataset of yours, whose __getitem__ changes the sample"
+_BATCHED = "give it to DataLoader, or use ShardDataset, which streams in an order of its own"
+_OF_SHARD_DATASET = """
+root remote local cache_dir cache_limit cache_size max_cache_size name revision storage_options
+session_options token download_timeout download_retry validate_hash verification_mode empty_check
+allow_empty keep_zip is_valid_file features columns return_index on_error handler data_dir
+data_files input_dir urls dataset
+"""
+_OTHERS = {
+    **{name: OTHER_NAMES[name] for name in _OF_SHARD_DATASET.split()},
+    **dict.fromkeys(["target_transform", "target_transforms", "transforms", "map"], _MAPPED),
+    **dict.fromkeys(
+        ["batch_size", "shuffle", "num_workers", "sampler", "collate_fn", "order"], _BATCHED
+    ),
+    "loader": "give decode=, a function of the stored bytes too",
+    "where": "give torch.utils.data.Subset the indices that you want; data.targets has the labels",
+}
 _AHEAD = 16  # shards whose ends are asked for ahead, by URL
 _BYTES_AHEAD = 64 << 20  # bytes of the next shard that are
 
 
-@refuse_options("shardio.open", grouped_in("storage", Storage) | {"root": OTHER_NAMES["root"]})
+@refuse_options("shardio.open", grouped_in("storage", Storage) | _OTHERS)
 def open(
     path: str | os.PathLike[str],
     *,

@@ -43,6 +43,23 @@ from .reader import ManifestInfo, Row, open_reader, read
 from .sequence import ShardSequence
 from .stream import Stream
 
+_EACH = "give it to each dataset of the mixture"
+_WEIGHTS = "give weights=, rows of each dataset in proportion, and length="
+_OTHERS_OF_MIX = {
+    **dict.fromkeys(
+        ("batch_size", "seed", "tail", "rank", "world_size"), _EACH + ", the same one to all"
+    ),
+    **dict.fromkeys(
+        ("transform", "where", "shuffle", "shuffle_buffer", "order", "fields", "decode", "map"),
+        _EACH,
+    ),
+    **dict.fromkeys(
+        ("proportion", "choose", "repeat", "batching_method", "sampling_method", "epoch_size"),
+        _WEIGHTS,
+    ),
+    "streams": "give the datasets as the first argument, ShardDataset.mix([one, other], weights=)",
+}
+
 
 class ShardDataset(ManifestInfo, Stream):
     """Stream a packed dataset, in an order that only (seed, epoch) and the options below decide.
@@ -167,6 +184,7 @@ class ShardDataset(ManifestInfo, Stream):
         self.label_names = self.manifest.classes if own else None  # of labels as they are stored
 
     @staticmethod
+    @refuse_options("ShardDataset.mix", _OTHERS_OF_MIX)
     def mix(
         datasets: Sequence[ShardDataset],
         weights: Sequence[float] | None = None,

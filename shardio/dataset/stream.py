@@ -73,7 +73,7 @@ class Stream(IterableDataset[Any]):
 
     def _start_anew(self) -> None:
         """Begin a place of its own. Raises now the errors that iterating would raise later."""
-        self._epochs = EpochState(self.fingerprint())
+        self._epochs, self._iterating = EpochState(self.fingerprint()), _nothing
         STREAMS.add(self)
         steps_of(self.share_of(0))
 
@@ -194,7 +194,7 @@ class Stream(IterableDataset[Any]):
             if items is None and not epochs.unread:
                 raise OptionError(
                     "state_dict: nothing is being iterated in this process; give the batches that "
-                    "your loop has taken, state_dict(steps=t): workers have run ahead of it"
+                    "your loop has taken since iter(), state_dict(steps=t): workers run ahead"
                 )
             return self.state_of(items)
         if self.batch_size is None:

@@ -503,12 +503,13 @@ _LIBRARIES = {
     "avif": ("AVIF", "libavif-dev, 1.0 or newer"),
     "webp": ("WebP", "libwebp-dev"),
     "libtiff": ("compressed TIFF", "libtiff-dev"),
+    "imagingcms": ("colour profiles, which LAB needs", "liblcms2-dev"),
 }
 
 
 def _lacking(error: str) -> str:
     """Return which PIL this is and what to install, where an error says that it lacks a decoder."""
-    if not re.search("not available|not installed|unavailable", error):
+    if not re.search("not available|not installed|unavailable|halted|cannot import", error):
         return ""
     for word, (what, package) in _LIBRARIES.items():
         if word in error.lower():

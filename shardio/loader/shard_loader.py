@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from multiprocessing.context import BaseContext
 from typing import Any, Literal, NoReturn
 
@@ -30,6 +31,7 @@ from ..dataset.iteration import Iteration
 from ..dataset.other_names import OTHER_NAMES
 from ..dataset.protocol import BatchIterator
 from ..dataset.ranks import consumers, machines_of
+from ..dataset.shard_dataset import ShardDataset
 from ..dataset.stream import Stream
 from ..errors import EpochError, OptionError, printable
 from ..order.options import Options
@@ -64,7 +66,14 @@ _OTHERS = {
     "use_prefetcher": "give device=, which takes batches there ahead of use",
     **dict.fromkeys(("img_dtype", "fp16"), "give dtype="),
 }
-_OTHERS = {name: f"of the dataset: {advice}" for name, advice in OTHER_NAMES.items()} | _OTHERS
+_OTHERS = {
+    **{name: f"of the dataset: {advice}" for name, advice in OTHER_NAMES.items()},
+    **{
+        name: f"give it to the dataset, ShardDataset({name}=...)"
+        for name in signature(ShardDataset).parameters
+    },
+    **_OTHERS,
+}
 
 
 class ShardLoader:

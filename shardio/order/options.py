@@ -218,6 +218,11 @@ class RequestedOptions:
     def _check_shuffle(self) -> None:
         """Raise OptionError when the options of shuffling contradict, or shuffle nothing."""
         if self.shuffle is not None:
+            if type(self.shuffle) is int:
+                raise OptionError(
+                    f"shuffle is {self.shuffle}: expected True or False; how far it shuffles is "
+                    f"shuffle_buffer={self.shuffle}"
+                )
             check_bool(shuffle=self.shuffle)
         if self.shuffle is not None and not self.shuffle:
             for name in ("shuffle_buffer", "spans", "nodes"):

@@ -743,6 +743,17 @@ def test_options_of_a_store_without_a_url_are_refused(
     assert f"shardio: {option[0]}: goes with an argument that is a URL" in done.stderr
 
 
+def test_a_folder_that_is_called_like_a_store_is_no_url(
+    source: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.symlink(source, tmp_path / "s3")
+    monkeypatch.chdir(tmp_path)
+    done = run("pack", "s3", tmp_path / "out", "--timeout", "5")
+    assert done.returncode == 2 and "--timeout: goes with an argument" in done.stderr
+    done = run("pack", source, tmp_path / "out", "--target-option", "region=x")
+    assert done.returncode == 2 and "--target-option: goes with an argument" in done.stderr
+
+
 def test_what_is_no_option_of_the_command_line_stays_as_it_is() -> None:
     pack, commit = (one for one in parser.COMMANDS if one.name in ("pack", "commit"))
     for text, told in (

@@ -247,6 +247,31 @@ def test_no_answer_hides_an_option_and_all_say_what_to_write(packed: Packed) -> 
         ShardDataset(packed([5]), remote="s3://x")  # type: ignore[call-arg]
 
 
+def test_names_of_others_are_answered_by_open_mix_and_the_loader(packed: Packed) -> None:
+    path = packed([5])
+    for name in ("target_transform", "loader", "is_valid_file", "transforms", "remote", "shuffle"):
+        with pytest.raises(OptionError, match=f"^shardio.open takes no {name}: "):
+            shardio.open(path, **{name: 1})  # type: ignore[arg-type]
+    dataset = ShardDataset(path, batch_size=2)
+    for name in inspect.signature(ShardDataset).parameters:
+        with pytest.raises(OptionError, match=f"^ShardLoader takes no {name}: "):
+            ShardLoader(dataset, **{name: 1})  # type: ignore[arg-type]
+    for name in ("streams", "proportion", "batch_size", "transform", "sampling_method"):
+        with pytest.raises(OptionError, match=rf"^ShardDataset\.mix takes no {name}: "):
+            ShardDataset.mix([dataset], **{name: 1})  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="shuffle_buffer=1000"):
+        ShardDataset(path, shuffle=1000)
+
+
+def test_a_selection_begins_at_its_own_first_row(packed: Packed) -> None:
+    dataset = ShardDataset(packed([20]), batch_size=2, decode=None)
+    items = iter(dataset)
+    next(items), next(items)
+    chosen = dataset.select(range(8))
+    assert chosen.state_dict()["units"] == 0
+    assert dataset.state_dict()["units"] == 4
+
+
 @pytest.mark.parametrize("name", ["buffer_bytes", "verify_open", "max_pixels"])
 def test_options_of_storage_are_given_in_one(packed: Packed, name: str) -> None:
     advice = re.escape(f"give storage=shardio.Storage({name}=...)")

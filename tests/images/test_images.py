@@ -1339,6 +1339,10 @@ def test_real_photographs_equal_the_naive_road():
             "image file cannot be identified: WEBP support not installed",
             "WebP: .*libwebp",
         ),
+        (
+            "cannot import name '_imagingcms' from 'PIL'",
+            "colour profiles, which LAB needs: .*liblcms2-dev",
+        ),
     ],
 )
 def test_a_codec_that_pil_lacks_is_named_with_what_brings_it(error: str, lacks: str) -> None:
