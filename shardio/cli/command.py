@@ -287,7 +287,7 @@ GOES_ON = "what is finished is kept; run the same command again to go on"  # aft
 
 # Options by the group that `--help` shows them in, the same in all commands.
 GROUPS = {
-    "What to read": "from files root fields where class classes shard key field split splits",
+    "What to read": "from files root fields where label class classes shard key field split splits",
     "Images": "resize quality encode jpeg-tiles keep-original max-pixels decode size",
     "Shards and order": "format shard-size max-records shuffle seed keys",
     "Training": (

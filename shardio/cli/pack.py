@@ -160,6 +160,7 @@ _PLANNED = (  # options that a plan follows from
         "only records with label=cat,dog, or width>=256; several: all must hold",
         action="append",
     ),
+    option("--label", "REGEX"),
     option("--splits", action=BooleanOptionalAction),
     option("--ignore", action=BooleanOptionalAction),
     option("--classes", "OTHER"),

@@ -25,6 +25,7 @@ from ..storage.lock import JOURNAL
 from ..units import check_bool, show_count, show_size
 from . import journal, output_dir
 from .index import is_sidecar
+from .sources.archives.inflate import is_unpacked
 
 KEEP_S = 24 * 3600.0
 
@@ -143,6 +144,7 @@ def _unnamed(folder: str, data: bytes | None, keep_s: float) -> Iterator[_Unname
         else:
             ours = journal.is_ours(folder, name) or journal.is_rejected_part(folder, name)
             ours = ours or journal.is_own_note(folder, name, journal.SCAN_NOTE)
+            ours = ours or is_unpacked(folder, name)
             needed = resumable or not ours
         if not needed:
             old = time.time() - max(status.st_mtime, replaced) >= keep_s

@@ -236,6 +236,11 @@ def _write_manifest(
     scan_notes.remove(done.out)
     done.sources = index_manifest.options["fields"]
     done.fields = dict(index_manifest.schema.fields)
+    if done.format == "webdataset" and {*done.fields.values()} <= {"key", "image"}:
+        done.notes.append(
+            "images only, and no labels: if folders in the tars, or the tars, are classes, "
+            "`shardio pack` makes labels of them"
+        )
     if index_manifest.classes is not None:
         done.classes = len(index_manifest.classes)
 

@@ -8,6 +8,7 @@ the dataset's id is made of, so that no byte of it may change.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,25 @@ _MAX_SQUARE = 1 << 15  # pixels on a side: 3 GiB, near to what a record may hold
 _NUMBER = 1 << 62
 
 
+def check_label(label: str | None) -> None:
+    """Raise OptionError for what is no regular expression with one group."""
+    if label is None:
+        return
+    if not isinstance(label, str):
+        raise OptionError(f"label is {printable(repr(label))}: expected a regular expression")
+    try:
+        groups = re.compile(label).groups
+    except re.error as error:
+        raise OptionError(
+            f"label is {printable(repr(label))}: no regular expression: {error}"
+        ) from None
+    if groups != 1:
+        raise OptionError(
+            f"label is {printable(repr(label))}: it has {groups} groups in parentheses; expected "
+            "one, which finds the class in the path of an image. Others are written (?:...)"
+        )
+
+
 @refuse_unknown
 @dataclass(frozen=True)
 class SourceOptions:
@@ -48,6 +68,8 @@ class SourceOptions:
              {"image": "images/", "mask": "masks/"}
     where    select records by conditions on their small fields: {"label": ["cat"]}
     classes  another dataset: number the classes as it does
+    label    a regular expression with one group: the class of an image is what the group finds in
+             its path, such as "^(cat|dog)[.]" for cat.12.jpg; folders are then no classes
     ignore   leave out hidden files, and folders of NAS and systems: @eaDir, #recycle, @Recycle,
              @Recently-Snapshot, $RECYCLE.BIN, System Volume Information, lost+found, __MACOSX,
              __pycache__; default: True
@@ -61,6 +83,7 @@ class SourceOptions:
     fields: Mapping[str, str] | None = None
     where: Mapping[str, Any] | None = None
     classes: PathLike | None = None
+    label: str | None = None
     ignore: bool = True
     storage: Storage | None = None
 
@@ -69,6 +92,7 @@ class SourceOptions:
         check_group("storage", self.storage, Storage)
         if not isinstance(self.kind, (str, type(None))):
             raise OptionError(f"kind is {printable(repr(self.kind))}: expected a kind's name")
+        check_label(self.label)
         names = {} if self.fields is None else self.fields
         if not (isinstance(names, Mapping) and all(isinstance(one, str) for one in names.values())):
             raise OptionError(
@@ -187,6 +211,7 @@ class PackOptions:
     keep_original: bool = False
     max_pixels: int | None = None
     where: Mapping[str, Any] | None = None
+    label: str | None = None  # finds the class in a path
     split: str = ""
     splits: list[str] = field(default_factory=list)  # all that are packed with it
     pixels: list[int] | None = None  # height and width of raw pixels
@@ -201,7 +226,7 @@ class PackOptions:
         format: str,
         shard_size: int | str | None,
         resize: int | None,
-        where: Mapping[str, Any] | None,
+        read: SourceOptions,
         images: ImageOptions,
         plan: PlanOptions,
     ) -> PackOptions:
@@ -216,7 +241,8 @@ class PackOptions:
             **vars(images),
             "seed": None if plan.shuffle is False else plan.seed,
             "quality": (images.quality or QUALITY) if shrinks else None,
-            "where": describe_conditions(where) if isinstance(where, Mapping) else None,
+            "where": describe_conditions(read.where) if isinstance(read.where, Mapping) else None,
+            "label": read.label,
         }
         shard_size = None if shard_size is None else check_size("shard_size", shard_size)
         return cls(source, format, shard_size=shard_size, resize=resize, **asked)

@@ -109,6 +109,18 @@ def check(place: Target, source: Location | None = None, names: Sequence[str] = 
 
     source: that lies outside of OUT. names: [""] for a dataset without splits.
     """
+    check_place(place, source)
+    out = printable(place.url, 4096)
+    if "" in names and place.exists(manifest.SPLITS):
+        raise ExistsError(f"{out}: splits are packed here; choose another directory")
+    if "" not in names and (place.exists(manifest.MANIFEST) or place.exists(JOURNAL)):
+        raise ExistsError(
+            f"{out}: one dataset is packed here, and splits are to be; choose another directory"
+        )
+
+
+def check_place(place: Target, source: Location | None) -> None:
+    """Raise OptionError, ExistsError where nothing of this source can be packed into OUT."""
     out = printable(place.url, 4096)
     inside = False
     if isinstance(place, LocalDirectory):
@@ -123,12 +135,6 @@ def check(place: Target, source: Location | None = None, names: Sequence[str] = 
             f"{out}: OUT lies in the folder to be packed; choose a directory outside of it"
         )
     refuse_images(place)
-    if "" in names and place.exists(manifest.SPLITS):
-        raise ExistsError(f"{out}: splits are packed here; choose another directory")
-    if "" not in names and (place.exists(manifest.MANIFEST) or place.exists(JOURNAL)):
-        raise ExistsError(
-            f"{out}: one dataset is packed here, and splits are to be; choose another directory"
-        )
 
 
 def has_dataset(place: Target) -> bool:

@@ -38,6 +38,8 @@ from .options import ADVICE, ImageOptions, PackOptions, PathLike, PlanOptions, S
 from .packed import Packed
 from .plan import make_plan, prepare
 from .process_pool import Executor, Progress, Report, check_executor, processes
+from .sources.archives.folder import ArchiveFolder
+from .sources.archives.inflate import remove_unpacked
 from .sources.base import Listing, Problem, SourceRequest, renumber
 
 
@@ -82,7 +84,8 @@ def pack(
     to          a shardio.Storage: how the store of OUT is reached; default: as the source, if that
                 has the same scheme, or is no URL
     work_dir    if OUT is a URL: the directory where shards are built before they are uploaded;
-                default: one in ~/.cache/shardio. Give the same one to resume
+                default: one in ~/.cache/shardio. Give the same one to resume. If SRC is a
+                compressed archive, such as a .tgz: where it is unpacked; default: OUT
     dry_run     touch nothing; raise what a real run would raise before it builds
     progress    called now and then with bytes done and bytes in all
     announce    called with lines to show before the work begins: the part, the size of pixels
@@ -103,14 +106,14 @@ def pack(
     plan = plan.begun(tell, wait=not dry_run)
     run = Run(processes(jobs), overwrite, plan, on_error == "skip", executor=executor)
     place = locate_target(out, to, source, check_group("storage", read.storage, Storage))
-    folder = _working_directory(place, work_dir, run)
-    asked = _request(source, read, splits, run.jobs, progress)
+    folder, unpacks = _working_directories(place, work_dir, run)
+    asked = _request(source, read, splits, run.jobs, progress, None if dry_run else unpacks, tell)
     wanted = functools.partial(
         PackOptions.requested,
         format=format,
         shard_size=shard_size,
         resize=resize,
-        where=read.where,
+        read=read,
         images=images,
         plan=plan,
     )
@@ -118,9 +121,7 @@ def pack(
     if isinstance(place, LocalDirectory) and not plan.restart:
         work = _ahead(asked, wanted, images, run, place, read.classes)
     if not work:
-        asked = sources.detect_kind(asked)
-        if executor is not None:
-            sources.check_pieces(asked)
+        asked = _detected(asked, place, work_dir, executor)
         options = wanted(source=asked.kind or "imagefolder")
         work = _planned(asked, options, run, place, folder, read.classes)
         for job in work:  # all of them, before any is touched
@@ -139,6 +140,7 @@ def pack(
         _build(asked, work, owners, report)
         if run.is_whole:
             _commit(place, work, work[0].plan.options.splits)
+            remove_unpacked(unpacks)
     if place.remote:
         output_dir.remove_working_directory(folder, work[0].plan.options.splits)
     return [job.result for job in work]
@@ -183,14 +185,15 @@ def plan(
     place = locate_target(out, None, source, check_group("storage", read.storage, Storage))
     if not isinstance(place, LocalDirectory):
         raise OptionError(_no_parts_in(place))
-    asked = sources.detect_kind(_request(source, read, splits, None, progress))
+    asked = _request(source, read, splits, None, progress, place.url, announce)
+    asked = _detected(asked, place, None, None)
     sources.check_pieces(asked)
     options = PackOptions.requested(
         source=asked.kind or "imagefolder",
         format=format,
         shard_size=shard_size,
         resize=resize,
-        where=read.where,
+        read=read,
         images=images,
         plan=chosen,
     )
@@ -270,6 +273,7 @@ def _commit_parts(out: str, run: Run, progress: Progress | None) -> list[Packed]
                 "again" + ("; with `--parts N` it says which" if run.parts is None else "")
             )
         _commit(LocalDirectory(out), work, splits)
+        remove_unpacked(out)
     return [job.result for job in work]
 
 
@@ -288,6 +292,8 @@ def _request(
     splits: bool | None,
     jobs: int | None,
     progress: Progress | None,
+    work_dir: str | None,
+    tell: Callable[[str], None] | None,
 ) -> SourceRequest:
     return SourceRequest(
         path=os.fsencode(_given(source)),
@@ -296,10 +302,13 @@ def _request(
         fields=dict(read.fields or {}),
         where=read.where,
         root=None if read.root is None else _given(read.root),
+        label=read.label,
         ignore=read.ignore,
         jobs=jobs,
         progress=progress,
         storage=check_group("storage", read.storage, Storage),
+        work_dir=work_dir,
+        tell=tell,
     )
 
 
@@ -308,18 +317,47 @@ def _check_splits(splits: bool | None) -> None:
         raise OptionError(f"splits is {splits!r}; expected True, False or None")
 
 
-def _working_directory(place: Target, given: PathLike | None, run: Run) -> str:
-    """Return the directory where shards are built: OUT itself, where that is one.
+def _working_directories(place: Target, given: PathLike | None, run: Run) -> tuple[str, str]:
+    """Return the directory where shards are built, and the one where archives are unpacked.
 
-    Raises OptionError.
+    Both are OUT itself, where that is one, and nothing is given. Raises OptionError.
     """
     if isinstance(place, LocalDirectory):
-        if given is not None:
-            raise OptionError("work_dir: only where OUT is a URL; shards are built in OUT itself")
-        return place.url
+        if given is not None and not run.is_whole:
+            raise OptionError(
+                "work_dir: not with a part: all parts share what is unpacked in OUT, and the "
+                "commit removes it"
+            )
+        return place.url, place.url if given is None else local_path(given)
     if not run.is_whole:
         raise OptionError(_no_parts_in(place))
-    return output_dir.working_directory(place, None if given is None else local_path(given))
+    found = output_dir.working_directory(place, None if given is None else local_path(given))
+    return found, found
+
+
+def _detected(
+    asked: SourceRequest, place: Target, given: PathLike | None, executor: Executor | None
+) -> SourceRequest:
+    """Return a request with its kind, once it is known that OUT may take what is unpacked of it.
+
+    given: a working directory. Raises OptionError, ExistsError, SourceError.
+    """
+    output_dir.check_place(place, asked.location)
+    asked = sources.detect_kind(asked)
+    if executor is not None:
+        sources.check_pieces(asked)
+    unpacked = isinstance(asked.files, ArchiveFolder) and asked.files.is_unpacked
+    if given is not None and not place.remote and not unpacked:
+        raise OptionError(
+            "work_dir: only where OUT is a URL, or SRC an archive that is compressed as a whole; "
+            "shards are built in OUT itself"
+        )
+    if executor is not None and unpacked and (place.remote or given is not None):
+        raise OptionError(
+            f"{asked.shown}: is compressed as a whole, and nodes read it unpacked: pack it into a "
+            "directory that all of them share, without --work-dir; or unpack it to a .tar first"
+        )
+    return asked
 
 
 def _no_parts_in(place: Target) -> str:
@@ -367,6 +405,7 @@ def _ahead(
         work.append(Job(planned, folder, run, request=asked, reopen=reopen))
     for job in work:
         job.check(sized=True)
+        job.result.by_plan = done
     if done and not all(job.result.already for job in work):
         return []  # shards are gone
     return work

@@ -35,6 +35,7 @@ class Packed(Reencoded):
     pixels: tuple[int, int] | None = None  # height and width of raw pixels
     committed: bool = False
     already: bool = False  # it was packed before; nothing was touched
+    by_plan: bool = False  # so says the plan that was committed here: the source was not listed
     checked: bool = False  # `commit` found all shards built, by parts
     unlocked: bool = False  # the file system has no locks
     dry_run: bool = False  # nothing was touched: what would be done
@@ -108,6 +109,11 @@ class Packed(Reencoded):
             labels = show_count(self.classes, "class", "classes")
         unit = "file" if self.source == "imagefolder" else "record"
         what = f"{show_count(self.records, unit)}, {labels}, {show_size(self.source_bytes)}"
+        if self.already and self.by_plan:
+            return (
+                f"already packed: {what}, by the plan that was made here; SRC was not looked at "
+                "(--overwrite packs again)"
+            )
         if self.already:
             return (
                 f"already packed: {what}, with the same keys, sizes and options (contents are not "

@@ -60,7 +60,7 @@ def cut(
     target: the object store that is packed into.
     """
     described = _source(work.plan.rows(numbers[0])).describe() if numbers else {}
-    asked = replace(request, files=None, progress=None)
+    asked = replace(request, files=None, progress=None, tell=None)
     shipped = replace(work, plan=replace(work.plan, rows=_no_rows, problems=()))
     build = functools.partial(_build_and_upload, target) if target else build_piece
     return functools.partial(build, shipped, asked, described), Pieces(work.plan, numbers)

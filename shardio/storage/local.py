@@ -417,6 +417,67 @@ class RangeLock:
             self._descriptor = -1
 
 
+class OnceFile:
+    """A file that several processes need: one of them writes it, in place, and the others wait.
+
+    Its first bytes say whether it is whole, and are written last. Who writes holds a lock on it, as
+    RangeLock's: whoever comes after one that died begins anew. Where the file system has no locks,
+    each writes it, the same bytes.
+    """
+
+    __slots__ = ("_at", "_descriptor", "_directory", "_head", "_path")
+
+    def __init__(self, directory: str, name: str, head: bytes) -> None:
+        """Open or create the file. head: its first bytes where it is whole."""
+        self._directory, self._path = directory, os.path.join(directory, name)
+        self._head, self._at = head, 0
+        with _explained(self._path, "create"):
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._descriptor = os.open(self._path, flags, 0o666)
+
+    def take(self) -> bool:
+        """Return whether it is ours to write, or to read; False where another process writes it."""
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno not in (errno.EACCES, errno.EAGAIN)
+        return True
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether it is written, and still where it was opened."""
+        with contextlib.suppress(FileNotFoundError):
+            same = os.fstat(self._descriptor).st_ino == os.stat(self._path).st_ino
+            return same and os.pread(self._descriptor, len(self._head), 0) == self._head
+        return False
+
+    def begin(self, head: bytes) -> None:
+        """Empty it, and write first bytes of the same length, which say that it is not whole."""
+        with _explained(self._path, "write"):
+            os.ftruncate(self._descriptor, 0)
+        self.write(head)
+
+    def write(self, data: bytes) -> None:
+        """Append bytes. Raises StorageError."""
+        with _explained(self._path, "write"):
+            view = memoryview(data)
+            while view:
+                done = os.pwrite(self._descriptor, view, self._at)
+                self._at, view = self._at + done, view[done:]
+
+    def finish(self) -> None:
+        """Flush it to the device, and say that it is whole."""
+        with _explained(self._path, "flush"):
+            _flush(self._descriptor)
+            os.pwrite(self._descriptor, self._head, 0)
+            _flush(self._descriptor)
+        sync_directory(self._directory)
+
+    def close(self) -> None:
+        """Give the file, and its lock, back."""
+        os.close(self._descriptor)
+
+
 def check_target(path: str | os.PathLike[str]) -> None:
     """Raise StorageError where no file can be written at a path, before the work it is to hold."""
     shown, folder = printable(os.fspath(path), 4096), os.path.dirname(os.path.abspath(path))

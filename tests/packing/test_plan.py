@@ -656,6 +656,7 @@ def test_the_command_line_says_what_is_planned_and_what_comes_next(
     shardio("commit", out)
     again = shardio("pack", source, out, "--part", "1/2", "--max-records", "4").stdout
     assert "already packed" in again and "next:" not in again
+    assert "by the plan that was made here; SRC was not looked at" in again
     plant(source, {"class0/empty.jpg": b""})
     facts = shardio_json("plan", source, tmp_path / "other", code=4)["datasets"][0]
     assert (facts["planned"], facts["joined"], facts["records"]) == (True, False, 24)

@@ -1,10 +1,12 @@
 """What of a folder is packed, what is ignored, and what is a problem; nothing else is opened."""
 
 import os
+import re
 import socket
 import sys
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -169,8 +171,7 @@ def test_folders_of_nas_and_systems_are_no_records_and_no_classes(
     (expected,) = library.pack(tmp_path / "clean", tmp_path / "out", read=read, jobs=1)
     (found,) = library.pack(tmp_path / "nas", tmp_path / "of-nas", read=read, jobs=1)
     assert content(tmp_path / "of-nas") == content(tmp_path / "out")
-    places = 3 if kind == "trees" else 4  # the top of trees is looked at, and not walked through
-    assert (expected.ignored, found.ignored) == (0, places * len(SYSTEMS))
+    assert (expected.ignored, found.ignored) == (0, 4 * len(SYSTEMS))
     said = " ".join(found.notes)
     for name in SYSTEMS:
         assert name in said or name.startswith(".")
@@ -184,9 +185,112 @@ def test_yolos_layout_names_the_option_that_packs_it(tmp_path: Path) -> None:
     for loose in ({}, {"data.yaml": b"names: [a]"}):
         plant(tmp_path / "yolo", loose)
         assert option in shardio("pack", tmp_path / "yolo", tmp_path / "out", code=1).stderr
+    inside_out = {f"train/{kind}/1.{end}": picture(8, 8) for kind, end in
+                  (("images", "jpg"), ("labels", "txt"))}  # fmt: skip
+    export = plant(tmp_path / "roboflow", inside_out | {"data.yaml": b"names: [a]"})
+    assert option in shardio("pack", export, tmp_path / "out", code=1).stderr
     shardio("pack", tmp_path / "yolo", tmp_path / "packed", *option.split())
     data = library.open(tmp_path / "packed", split="train", decode=None)
     assert [one["boxes"] for one in data] == ["0 .5 .5 .1 .1"] * 3
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {f"{split}/{name}/1.jpg": JPEG for split in ("train", "val") for name in "ab"},
+        {
+            f"{split}/1.{end}": data
+            for split in ("train", "val")
+            for end, data in (("jpg", JPEG), ("txt", b"a"))
+        },
+        {
+            f"{split}/{kind}/1.jpg": JPEG
+            for split in ("train", "val")
+            for kind in ("images", "masks")
+        },
+        {
+            f"{kind}/{split}/1.jpg": JPEG
+            for split in ("train", "val")
+            for kind in ("images", "masks")
+        },
+    ],
+    ids=["classes", "files", "trees", "trees of splits"],
+)
+def test_what_is_ignored_beside_splits_is_counted_and_named(tree: Any, tmp_path: Path) -> None:
+    left = {"@eaDir/x.jpg": JPEG, ".hidden.jpg": JPEG}
+    if "train/images/1.jpg" in tree:
+        left["train/@eaDir/x.jpg"] = JPEG
+    done = library.pack(plant(tmp_path / "src", tree | left), tmp_path / "out", jobs=1)
+    assert [one.split for one in done] == ["train", "val"]
+    assert sum(one.ignored for one in done) == len(left)
+    assert "@eaDir" in " ".join(note for one in done for note in one.notes)
+
+
+def test_a_folder_with_nothing_but_what_is_ignored_says_so(tmp_path: Path) -> None:
+    source = plant(tmp_path / "src", {"@eaDir/x.jpg": JPEG})
+    said = shardio("pack", source, tmp_path / "out", code=1).stderr
+    assert "there are no images in it\nignored, with all that is in them: @eaDir; " in said
+
+
+def test_a_pattern_finds_the_class_in_a_path(tmp_path: Path) -> None:
+    names = ["a/cat.1.jpg", "b/dog.1.jpg", "dog.2.jpg", "cat.3.jpg", "b/é9.jpg"]
+    source = plant(tmp_path / "src", {name: noise(name, 60) for name in names})
+    read = library.SourceOptions(label=r"([a-z]+)\.\d+\.jpg$")
+    with pytest.raises(SourceError, match=r"b/é9\.jpg: --label .* finds no class in its path"):
+        library.pack(source, tmp_path / "out", read=read, jobs=1)
+    [done] = library.pack(source, tmp_path / "out", read=read, jobs=2, on_error="skip")
+    data = library.open(tmp_path / "out", decode=None)
+    assert data.classes == ["cat", "dog"] or tuple(data.classes) == ("cat", "dog")
+    labels = {one["__key__"]: one["label"] for one in data}
+    assert labels == {"a/cat.1.jpg": 0, "b/dog.1.jpg": 1, "dog.2.jpg": 1, "cat.3.jpg": 0}
+    chosen = library.SourceOptions(label=read.label, where={"label": "dog"})
+    [done] = library.pack(source, tmp_path / "dogs", read=chosen, jobs=1, on_error="skip")
+    assert (done.records, done.classes) == (2, 2)
+    with pytest.raises(library.ExistsError, match="label: was"):
+        other = library.SourceOptions(label=r"([a-z]+)\.\d")
+        library.pack(source, tmp_path / "out", read=other, jobs=1, on_error="skip")
+
+
+def test_a_pattern_of_labels_holds_for_splits_parts_and_archives(tmp_path: Path) -> None:
+    tree = {f"{split}/{name}.{i}.jpg": noise(f"{split}{name}{i}", 60 + i)
+            for split, names in (("train", ("cat", "dog")), ("val", ("dog",)))
+            for name in names for i in range(5)}  # fmt: skip
+    source = plant(tmp_path / "src", tree)
+    read = library.SourceOptions(label=r"^(\w+)\.")
+    plan = library.PlanOptions(max_records=2)
+    train, val = library.pack(source, tmp_path / "out", read=read, jobs=1, plan=plan)
+    assert (train.classes, val.classes) == (2, 2)
+    assert library.open(tmp_path / "out", split="val").targets.tolist() == [1] * 5
+    library.plan(source, tmp_path / "parts", read=read, plan=plan)
+    for part in ("1/2", "2/2"):
+        share = library.PlanOptions(max_records=2, part=part)
+        library.pack(source, tmp_path / "parts", read=read, jobs=1, plan=share)
+    library.commit(tmp_path / "parts", jobs=1)
+    for split in ("train", "val"):
+        right, parts = content(tmp_path / "out" / split), content(tmp_path / "parts" / split)
+        assert {k: v for k, v in parts.items() if k.endswith(b".shard")} == {
+            k: v for k, v in right.items() if k.endswith(b".shard")
+        }
+
+
+@pytest.mark.parametrize(
+    ("label", "why"),
+    [
+        ("(cat", "no regular expression: missing"),
+        ("cat", "it has 0 groups in parentheses; expected one"),
+        ("(c)(a)t", "it has 2 groups"),
+        (5, "expected a regular expression"),
+    ],
+)
+def test_a_pattern_that_is_none_is_refused(label: Any, why: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(why)):
+        library.SourceOptions(label=label)
+
+
+def test_a_pattern_is_for_folders_of_images(tmp_path: Path) -> None:
+    table = plant(tmp_path, {"t.csv": b"path\na.jpg\n", "a.jpg": JPEG}) / "t.csv"
+    said = shardio("pack", table, tmp_path / "out", "--label", "(a)", "--from", "listing", code=2)
+    assert "--label: for a folder of images, not for a source of kind listing" in said.stderr
 
 
 def test_no_ignore_packs_what_is_ignored_otherwise(tmp_path: Path) -> None:

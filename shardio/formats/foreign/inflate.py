@@ -5,7 +5,8 @@ Ranges then refer to the inflated bytes. Sizes are compared with limits before b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
 
 from ...errors import DamageError, DependencyError
 from .base import ForeignFile
@@ -14,6 +15,7 @@ from .base import ForeignFile
 # at least not be smaller than a thousandth when compressed.
 FREE = 256 << 20
 RATIO = 1_000
+_GIVEN = 4 << 10  # bytes of a stream that are inflated at a time: to 128 MiB, at worst
 
 
 class InflatedFile(ForeignFile):
@@ -89,6 +91,26 @@ def unzstd(data: bytes, size: int) -> bytes:
         return bytes(zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False))
     except (zstandard.ZstdError, MemoryError) as error:
         raise ValueError(str(error)) from None
+
+
+def unzstd_pieces(file: BinaryIO, name: str) -> Iterator[bytes]:
+    """Yield the content of a file of any number of frames. Raises DependencyError, ValueError."""
+    check_zstd(name)
+    import zstandard
+
+    frame, given = None, b""
+    try:
+        while given := given or file.read(_GIVEN):
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            if data := frame.decompress(given):
+                yield data
+            given = b""
+            if frame.eof:
+                given, frame = frame.unused_data, None
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from None
+    if frame is not None:
+        raise ValueError("it ends within a frame")
 
 
 def unzstd_one(data: bytes) -> bytes:

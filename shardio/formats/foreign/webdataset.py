@@ -197,7 +197,8 @@ def _refuse_compressed(file: File) -> None:
                 target = shlex.quote(plain.removesuffix(".tar") + ".plain.tar")
             raise SourceError(
                 f"{file.name}: it is compressed as a whole, so no record can be read without all "
-                f"before it.\nUnpack it first: {command} {source} > {target}"
+                "before it (`shardio pack` takes it as it is).\n"
+                f"Unpack it first: {command} {source} > {target}"
             )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ...errors import OptionError, printable, there_are
 from ...formats import FOREIGN, manifest
 from . import coco, files, grouped, imagefolder, listing, trees
+from .archived import FOLDERS, find_archives
 from .base import Listings, Plain, Source, SourceRequest
 from .detect import detect, detect_by_url
 
@@ -80,8 +81,6 @@ KINDS = {
     **{name: Kind(_foreign, _foreign_names, None) for name in FOREIGN if name != "imagefolder"},
 }
 
-_FOLDERS = ("imagefolder", "files", "trees")  # whose files are found by walking them
-
 
 def detect_kind(request: SourceRequest) -> SourceRequest:
     """Return a request with its kind, as asked for or by what lies there.
@@ -93,9 +92,17 @@ def detect_kind(request: SourceRequest) -> SourceRequest:
             f"--from {printable(request.kind)}: no such kind of source; "
             f"{there_are(KINDS, request.kind, len(KINDS))}"
         )
+    if request.label is not None:
+        if request.kind not in (None, "imagefolder"):
+            raise OptionError(
+                f"--label: for a folder of images, not for a source of kind {request.kind}"
+            )
+        request = replace(request, kind="imagefolder")
     if request.location.remote:
         return detect_by_url(request)
-    return request if request.kind is not None else detect(request)
+    if request.kind is None:
+        return detect(request)
+    return find_archives(request) or request
 
 
 def split_names(request: SourceRequest) -> list[str]:
@@ -107,7 +114,7 @@ def split_names(request: SourceRequest) -> list[str]:
 def list_records(request: SourceRequest) -> Listings:
     """List the records of a source, by split. Raises SourceError, OptionError."""
     assert request.kind is not None
-    if not request.ignore and request.kind not in _FOLDERS:
+    if not request.ignore and request.kind not in FOLDERS:
         raise OptionError(
             f"--no-ignore: for folders that are packed as they are; of a source of kind "
             f"{request.kind} nothing is ignored: leave it out"

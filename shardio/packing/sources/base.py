@@ -35,13 +35,21 @@ Read = Callable[[int], Sample]
 ReadFile = Callable[[bytes, int, int], bytes]  # path, bytes and time of change as listed
 # Numbers, text, bytes, numpy arrays, lists and dicts of these: what formats/sample.py can write.
 Plain = dict[str, Any]
-Top = tuple[list[bytes], list[bytes], list[bytes]]  # folders, all else, links to a folder above
 
 _SHOWN = 20  # files that one message lists
 
 
 class Rejected(Exception):
     """One record cannot be packed, for the reason in words that this is; the others can."""
+
+
+class Top(NamedTuple):
+    """The names in a folder."""
+
+    folders: list[bytes]
+    files: list[bytes]  # and all else
+    loops: list[bytes]  # links to a folder above
+    ignored: list[bytes]  # folders that are none of the data
 
 
 class Walked(NamedTuple):
@@ -73,10 +81,7 @@ class SourceFolder(Protocol):
     ignores: Callable[[bytes], bool]  # by its name, that a file or folder is none of the data
 
     def top(self) -> Top:
-        """Return the names in it: folders, all else, and links to a folder above.
-
-        Ignored folders are left out. Raises SourceError, StorageError.
-        """
+        """Return the names in it. Raises SourceError, StorageError."""
 
     def below(self, path: bytes) -> SourceFolder:
         """Return a folder in it."""
@@ -142,13 +147,17 @@ class SourceRequest:
     fields: Mapping[str, str] = field(default_factory=dict)  # our names of fields, and theirs
     where: Mapping[str, Any] | None = None
     root: str | None = None  # the folder that paths in a listing refer to
+    label: str | None = None  # a regular expression that finds the class in the path of an image
     ignore: bool = True  # leave out hidden files, and folders of systems
     # Names of its splits, where its kind was told by looking at its top, and nobody gave it.
     looked: tuple[str, ...] | None = None
     jobs: int | None = None
     progress: Progress | None = None
     storage: Storage = field(default_factory=Storage)  # how an object store is reached
-    files: SourceFolder | None = None  # where it is a folder of a store, which is listed once
+    files: SourceFolder | None = None  # where it lies in a store or in archives, listed once
+    # Where archives that are compressed as a whole are unpacked; None: nowhere. Who is told of it.
+    work_dir: str | None = None
+    tell: Callable[[str], None] | None = None
 
     @property
     def location(self) -> Location:
@@ -219,7 +228,8 @@ class Listing:
     def check_some(self, shown: str, what: str = "images") -> None:
         """Raise SourceError when nothing is listed. shown: the name of the source."""
         if not self.keys:
-            found = f"\n{listed(self.problems)}" if self.problems else ""
+            found = "".join(f"\n{note}" for note in self.notes)
+            found += f"\n{listed(self.problems)}" if self.problems else ""
             raise SourceError(f"{shown}: there are no {what} in it{found}")
 
     def take(self, numbers: Ints) -> Listing:

@@ -215,7 +215,7 @@ def refuse_folder(request: SourceRequest, names: Sequence[bytes]) -> None:
     there = [name for name in names if _NAMES.fullmatch(name)]
     if b"annotations" in names:
         with contextlib.suppress(SourceError):
-            _, inner, _ = folder_of(request).below(b"annotations").top()
+            _, inner, *_ = folder_of(request).below(b"annotations").top()
             there += [b"annotations/" + name for name in inner if _NAMES.fullmatch(name)]
     found = [os.path.join(request.path, name) for name in sorted(there)]
     if found:

@@ -16,6 +16,8 @@ from ...storage.location import locate
 from ...storage.lock import JOURNAL
 from ...storage.remote import RemoteLocation
 from ...units import show_count
+from .archived import find_archives
+from .archives.folder import ArchiveFolder
 from .base import SourceFolder, SourceRequest
 from .coco import is_coco, refuse_folder
 from .files import are_splits, folder_of, not_images
@@ -29,6 +31,8 @@ _LOOKED = 3  # folders that are looked into for files of another format
 
 def detect(request: SourceRequest) -> SourceRequest:
     """Return a request with its kind, by what lies there. Raises OptionError, SourceError."""
+    if (archived := find_archives(request)) is not None:
+        return _folder(archived)
     kind = _kind(request)
     return _folder(request) if kind == "imagefolder" else replace(request, kind=kind)
 
@@ -54,7 +58,7 @@ def detect_by_url(request: SourceRequest) -> SourceRequest:
     if kind is not None:
         return found
     try:
-        folders, files, _ = folder_of(found).top()
+        folders, files, *_ = folder_of(found).top()
     except OptionError as error:  # it cannot be listed
         raise OptionError(f"{error}. For a dataset, there is no {MANIFEST}") from None
     if not folders and not files:
@@ -108,12 +112,17 @@ def _folder(request: SourceRequest) -> SourceRequest:
     folder = folder_of(request)
     if request.files is None and os.path.lexists(os.path.join(request.path, os.fsencode(JOURNAL))):
         load(locate(os.fsdecode(request.path)))  # says that its packing is not finished
-    folders, files, _ = folder.top()
+    folders, files, *_ = folder.top()
     others = not_images(files)
     refuse_folder(request, [*others, *folders])
     if lies_in_trees(request, folders):
         return replace(request, kind="trees")
     foreign = _foreign_folder(request, folders, files)
+    if foreign is not None and isinstance(folder, ArchiveFolder):
+        raise SourceError(
+            f"{request.shown}: files of {foreign} lie in it; unpack it, and pack the folder of "
+            "these files"
+        )
     if foreign is not None:
         return replace(request, kind=foreign)
     splits = are_splits(folders, request.splits)
@@ -159,7 +168,7 @@ def _images_below(folder: SourceFolder) -> int:
     """Count the images in the first folder that has some, of a folder and all below it."""
     folders: Sequence[bytes] = ()
     with contextlib.suppress(SourceError):  # one that cannot be listed: its problem, later
-        folders, files, _ = folder.top()
+        folders, files, *_ = folder.top()
         names = [name for name in files if not name.startswith(b".")]
         if images := len(names) - len(not_images(names)):
             return images

@@ -16,7 +16,8 @@ import stat
 import unicodedata
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from ...images.filetype import ALL_ENDINGS, image_type
 from ...names import key_bytes, key_text
 from ...units import show_count
 from .base import (
+    Listing,
     Problem,
     Read,
     ReadFile,
@@ -105,7 +107,7 @@ def note_ignored(names: Iterable[bytes]) -> list[str]:
     if not counts:
         return []
     shown = ", ".join(f"{n:,} x {name}" if n > 1 else name for name, n in sorted(counts.items()))
-    return [f"ignored, with all that is in them: {shown}; --no-ignore packs them"]
+    return [f"ignored, with all that is in them: {shown}; `shardio pack --no-ignore` packs them"]
 
 
 class DiskFolder:
@@ -166,6 +168,23 @@ def folder_of(request: SourceRequest) -> SourceFolder:
 def folder_of_split(request: SourceRequest, split: str) -> SourceFolder:
     """Return the folder of a split that is to be packed; of "" the whole."""
     return folder_of(request).below(key_bytes(split)) if split else folder_of(request)
+
+
+_ARCHIVES = re.compile(rb"(?i)\.(tar|zip|tar\.(gz|bz2|xz|zst|zstd)|tgz|tbz2?|txz|tzst)\Z")
+BESIDE = (
+    "it is an archive, and images lie beside it. If they were unpacked from it, move one of both "
+    "away; or give the archive alone to `shardio pack`"
+)
+
+
+def is_archive(name: bytes) -> bool:
+    """Return True if a file is an archive that can be packed as a folder, by its name."""
+    return _ARCHIVES.search(name) is not None
+
+
+def without_suffix(name: bytes) -> bytes:
+    """Return the name of an archive without its suffix."""
+    return _ARCHIVES.sub(b"", name)
 
 
 def no_image(data: bytes) -> str:
@@ -249,33 +268,51 @@ def split_names(folder: SourceFolder, splits: bool | None = None) -> list[str]:
 
     Raises SourceError.
     """
-    folders, _, _ = folder.top()
+    folders = folder.top().folders
     return [key_text(name) for name in sorted(folders)] if are_splits(folders, splits) else [""]
 
 
 def split_folders(
-    source: SourceFolder, shown: str, inside: Top, splits: bool | None
+    source: SourceFolder,
+    shown: str,
+    inside: Top,
+    splits: bool | None,
+    advise: Callable[[Collection[bytes]], str] = lambda folders: "",
 ) -> dict[str, SourceFolder]:
     """Return the folder of each split; of "" the source itself, where there are none.
 
-    inside: what lies at the top of the source. Raises SourceError, also for files beside splits.
+    inside: what lies at the top of the source. advise: what to do where files lie beside splits,
+    by the folders in one. Raises SourceError, also for such files.
     """
-    folders, files, loops = inside
+    folders, files, loops, _ = inside
     if not are_splits(folders, splits):
         return {"": source}
     if not folders:
         raise SourceError(f"{shown}: there are no folders in it that could be splits")
-    check_loose([*files, *loops], source)  # no split's walk would meet the links
+    first = source.below(min(folders)).top().folders
+    check_loose([*files, *loops], source, advise(first))  # no split's walk would meet the links
     return {key_text(name): source.below(name) for name in sorted(folders)}
 
 
-def top(root: bytes, ignores: Callable[[bytes], bool] = is_ignored) -> Top:
-    """Return the names in a folder: folders, all else, and links to a folder above.
+def note_top(found: dict[str, Listing], folder: SourceFolder, inside: Top) -> None:
+    """Count and name what is ignored in a folder that no walk meets.
 
-    Ignored folders are left out. The links are no classes: one more would shift all labels behind
-    it. A folder that cannot be listed is one: its label must not depend on permissions.
+    found: the listings, of which the first takes it; inside: what lies in the folder.
     """
-    folders, files, loops = [], [], []
+    ignored = [*inside.ignored, *filter(folder.ignores, inside.files)]
+    name, first = next(iter(found.items()))
+    notes = [*note_ignored(inside.ignored), *first.notes]
+    found[name] = replace(first, ignored=first.ignored + len(ignored), notes=notes)
+
+
+def top(root: bytes, ignores: Callable[[bytes], bool] = is_ignored) -> Top:
+    """Return the names in a folder.
+
+    Ignored folders are no classes, nor are the links to a folder above: one more would shift all
+    labels behind it. A folder that cannot be listed is one: its label must not depend on
+    permissions.
+    """
+    found = Top([], [], [], [])
     if not os.path.isdir(root):
         what = "it is a file" if os.path.exists(root) else "there is no such directory"
         raise SourceError(f"{printable(root)}: expected a folder of images, but {what}")
@@ -288,16 +325,16 @@ def top(root: bytes, ignores: Callable[[bytes], bool] = is_ignored) -> Top:
                 except OSError:  # a link into itself
                     is_folder = False
                 if not is_folder:
-                    files.append(entry.name)
+                    found.files.append(entry.name)
                 elif ignores(entry.name):
-                    continue
+                    found.ignored.append(entry.name)
                 elif entry.is_symlink() and identity(entry.stat()) in above:
-                    loops.append(entry.name)
+                    found.loops.append(entry.name)
                 else:
-                    folders.append(entry.name)
+                    found.folders.append(entry.name)
     except OSError as error:
         raise SourceError(f"{printable(root)}: cannot be listed: {error.strerror}") from None
-    return folders, files, loops
+    return found
 
 
 def _above(root: bytes) -> Above:
@@ -463,11 +500,11 @@ def check_loose(files: list[bytes], folder: SourceFolder, advice: str = "") -> N
     """Raise SourceError, with advice, for files beside class folders, but for hidden ones."""
     loose = sorted(name for name in files if not folder.ignores(name) and not is_own(name))
     if loose:
+        whys = [(name, BESIDE if is_archive(name) else "in no class folder") for name in loose]
         raise SourceError(
             f"{printable(folder.path)}: {show_count(len(loose), 'file')} beside class folders; "
             "move them into one, or away:\n"
-            f"{listed([(name, 'in no class folder') for name in loose])}"
-            + (f"\n{advice}" if advice else "")
+            f"{listed(whys)}" + (f"\n{advice}" if advice else "")
         )
 
 

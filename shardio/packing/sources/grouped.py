@@ -44,6 +44,7 @@ from .files import (
     folder_of,
     folder_of_split,
     not_images,
+    note_top,
     split_folders,
     twins,
 )
@@ -236,7 +237,8 @@ def list_records(request: SourceRequest) -> Listings:
     request.refuse_where_and_root("files grouped by name")
     folder = folder_of(request)
     shown = printable(request.path) if request.files is None else request.shown
-    roots = split_folders(folder, shown, folder.top(), request.splits)
+    inside = folder.top()
+    roots = split_folders(folder, shown, inside, request.splits)
     walks, found = {}, {}
     for name, root in roots.items():
         walked = root.walk(empty=True)
@@ -248,6 +250,8 @@ def list_records(request: SourceRequest) -> Listings:
     for name, files in found.items():
         listing = listings[name] = _listing(roots[name], files, named, plain, walks[name])
         listing.check_some(request.show(name), "files")
+    if list(listings) != [""]:
+        note_top(listings, folder, inside)
     return listings
 
 
@@ -269,7 +273,7 @@ def lies_there(
         return _are_beside(files, others)
     for name in splits:
         with contextlib.suppress(SourceError):  # whoever lists it says so
-            _, there, _ = folder.below(name).top()
+            _, there, *_ = folder.below(name).top()
             if _are_beside(there, not_images(there)):
                 return True
     return False

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from bisect import bisect_left
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -40,13 +42,16 @@ from .base import (
     renumber,
 )
 from .files import (
+    BESIDE,
     SPLITS,
     DiskFolder,
     FileSource,
     check_loose,
     folder_of,
     folder_of_split,
+    is_archive,
     no_image,
+    note_top,
     split_folders,
     twins,
 )
@@ -69,7 +74,7 @@ class Folder(FileSource):
     ) -> None:
         """beside: what `_beside` finds; None: it looks when one is asked for."""
         super().__init__(root)
-        self._keys, self._sizes, self._mtimes, self._labels = keys, sizes, mtimes, labels
+        self._keys, self._sizes, self._mtimes, self.labels = keys, sizes, mtimes, labels
         if beside is not None:
             self._beside = beside
 
@@ -80,7 +85,7 @@ class Folder(FileSource):
             "keys": [self._keys[place] for place in numbers],
             "sizes": self._sizes[places],
             "mtimes": self._mtimes[places],
-            "labels": None if self._labels is None else self._labels[places],
+            "labels": None if self.labels is None else self.labels[places],
             "beside": self._beside[places],
         }
 
@@ -93,8 +98,8 @@ class Folder(FileSource):
         if image_type(data) is None:
             raise Rejected(no_image(data) + self._hint(place))
         sample: Sample = {KEY: key, "image": data}
-        if self._labels is not None:
-            sample["label"] = int(self._labels[place])
+        if self.labels is not None:
+            sample["label"] = int(self.labels[place])
         return sample
 
     def _hint(self, place: int) -> str:
@@ -102,6 +107,8 @@ class Folder(FileSource):
         key = self._keys[place]
         if key.startswith(b"labels/") and key.endswith(b".txt"):
             return f"; {_YOLO}"
+        if is_archive(key):
+            return f"; {BESIDE}"
         if not self._beside[place]:
             return ""
         return "; --from files packs files that differ only in their endings as one record"
@@ -129,7 +136,9 @@ def list_records(request: SourceRequest) -> Listings:
             "so already"
         )
     request.refuse_root("the images of a folder")
-    found = image_folder(request.path, request.splits, folder_of(request), request.shown)
+    found = image_folder(
+        request.path, request.splits, folder_of(request), request.shown, request.label
+    )
     if request.where is not None:
         found = {name: _chosen(listing, request) for name, listing in found.items()}
     if request.looked is not None:
@@ -162,6 +171,7 @@ def image_folder(
     splits: bool | None = None,
     folder: SourceFolder | None = None,
     shown: str = "",
+    label: str | None = None,
 ) -> Listings:
     """List a folder of images, by split; the one split is "" when there are none.
 
@@ -169,18 +179,27 @@ def image_folder(
     there are no classes. When all top folders have names of splits (or `splits` says so), each is
     a folder of images by itself, with the classes of all of them together.
 
-    folder: where it lies, if not on this machine. shown: its name in messages.
+    folder: where it lies, if not on this machine. shown: its name in messages. label: a regular
+    expression that finds the class of an image in its path; folders are then no classes.
     Raises SourceError.
     """
     folder, shown = folder or DiskFolder(source), shown or printable(source)
     inside = folder.top()
-    folders = split_folders(folder, shown, inside, splits)
+    folders = split_folders(folder, shown, inside, splits, _advise)
     tops = {name: folders[name].top() if name else inside for name in folders}
-    classes = sorted({inner for inside, _, _ in tops.values() for inner in inside})
-    found = {}
-    for name, (inner, loose, _) in tops.items():
-        found[name] = _listing(folders[name], inner, loose, classes)
+    if label is not None:
+        found = _labelled(folders, re.compile(label))
+        classes = []
+    else:
+        classes = sorted({inner for one in tops.values() for inner in one.folders})
+        found = {
+            name: _listing(folders[name], one.folders, one.files, classes)
+            for name, one in tops.items()
+        }
+    for name in found:
         found[name].check_some(f"{shown}/{printable(name)}" if name else shown)
+    if list(found) != [""]:
+        note_top(found, folder, inside)
     alike = [name for name in classes if name in SPLITS]
     if splits is None and list(found) == [""] and len(alike) > 1:
         other = next(name for name in classes if name not in SPLITS)
@@ -196,7 +215,7 @@ def _listing(
 ) -> Listing:
     """List one folder of images. names: of all classes, sorted."""
     if folders:
-        check_loose(files, root, _YOLO if {b"images", b"labels"} <= {*folders} else "")
+        check_loose(files, root, _advise(folders))
     keys, sizes, mtimes, problems, ignored, notes = root.walk()
     present = set(folders)
     labels = _labels(keys, names) if folders else None
@@ -213,6 +232,49 @@ def _listing(
         ignored=ignored,
         notes=[*notes, *twins([*keys, *folders])],
     )
+
+
+def _labelled(folders: Mapping[str, SourceFolder], pattern: re.Pattern[str]) -> Listings:
+    """List folders of images whose classes a pattern finds in the paths."""
+    walks = {name: folder.walk() for name, folder in folders.items()}
+    named: dict[str, list[bytes | None]] = {}
+    for name, walked in walks.items():
+        matches = (pattern.search(key_text(key)) for key in walked.keys)
+        named[name] = [key_bytes(one[1]) if one and one[1] else None for one in matches]
+    classes = sorted({one for some in named.values() for one in some if one is not None})
+    number = {one: i for i, one in enumerate(classes)}
+    found = {}
+    for name, walked in walks.items():
+        kept = [i for i, one in enumerate(named[name]) if one is not None]
+        missed = [key for key, one in zip(walked.keys, named[name], strict=True) if one is None]
+        keys, sizes, mtimes = (
+            [walked.keys[i] for i in kept],
+            walked.sizes[kept],
+            walked.mtimes[kept],
+        )
+        labels = np.array([number[named[name][i] or b""] for i in kept], np.int64)
+        why = f"--label {printable(pattern.pattern)} finds no class in its path"
+        present = set(labels.tolist())
+        root = folders[name]
+        found[name] = Listing(
+            root=root.path,
+            keys=keys,
+            sizes=sizes,
+            mtimes=mtimes,
+            source=Folder(root, keys, sizes, mtimes, labels),
+            fields=(("image", "image"), ("label", "int")),
+            classes=tuple(map(key_text, classes)),
+            absent=tuple(key_text(one) for i, one in enumerate(classes) if i not in present),
+            problems=sorted([*walked.problems, *((key, why) for key in missed)]),
+            ignored=walked.ignored,
+            notes=[*walked.notes, *twins([*keys, *classes])],
+        )
+    return found
+
+
+def _advise(folders: Collection[bytes]) -> str:
+    """Return what packs folders of these names, where they are YOLO's."""
+    return _YOLO if {b"images", b"labels"} <= {*folders} else ""
 
 
 def _labels(keys: list[bytes], classes: list[bytes]) -> Ints:
@@ -240,10 +302,14 @@ def _chosen(listing: Listing, request: SourceRequest) -> Listing:
         if name != "label" or classes is None:
             known = "only `label`" if classes is not None else "nothing: there are no class folders"
             raise OptionError(f"where: {printable(name)}: a folder of images can select by {known}")
-        return _labels(listing.keys, list(map(key_bytes, classes)))
+        source = listing.source
+        assert isinstance(source, Folder) and source.labels is not None
+        return source.labels
 
     numbers = request.select(column, len(listing.keys), classes)
     kept = listing.take(numbers)
+    if request.label is not None:
+        return kept
     folders = {key[: key.index(b"/")] for key in kept.keys}
     problems = [one for one in listing.problems if one[0].partition(b"/")[0] in folders]
     return replace(kept, problems=problems)

@@ -23,6 +23,7 @@ class Listed:
     stamps: Ints  # numbers that change with the content
     folders: list[bytes] = field(default_factory=list)  # that may be empty; in order
     problems: list[Problem] = field(default_factory=list)  # what can be no file; in order
+    outside: list[Problem] = field(default_factory=list)  # what lies in no folder here
     notes: list[str] = field(default_factory=list)
 
 
@@ -42,9 +43,10 @@ class ListedFolder:
         raise NotImplementedError
 
     def top(self) -> Top:
-        """Return the names in it: folders, files, and no links. Raises StorageError."""
+        """Return the names in it. Raises StorageError."""
         keys, at, stop = self._range()
-        folders, files = {}, []
+        folders: dict[bytes, bool] = {}
+        files: list[bytes] = []
         while at < stop:
             name, slash, _ = keys[at][len(self._inner) :].partition(b"/")
             if not slash:
@@ -61,7 +63,8 @@ class ListedFolder:
                 folders[name] = True
             else:
                 files.append(name)
-        return [name for name in folders if not self.ignores(name)], files, []
+        ignored = [name for name in folders if self.ignores(name)]
+        return Top([name for name in folders if name not in ignored], files, [], ignored)
 
     def is_there(self) -> bool:
         """Return True if files lie in it. Raises OptionError, StorageError."""
@@ -73,7 +76,7 @@ class ListedFolder:
         keys, start, stop = self._range()
         found: list[bytes] = []
         places: list[int] = []
-        problems: list[Problem] = []
+        problems = list(self.listed.outside)
         ignored: set[bytes] = set()
         listed = self.listed
 

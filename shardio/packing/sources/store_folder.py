@@ -30,6 +30,7 @@ from ...storage.location import locate
 from ...storage.ranges import Range, Released
 from ...storage.remote import RemoteLocation
 from ...storage.remote_file import RANGE, read, wait
+from .archived import root_in_archive
 from .base import ReadFile, Seen, SourceFolder, SourceRequest
 from .files import (
     MISSING,
@@ -243,4 +244,5 @@ def root_of(request: SourceRequest) -> SourceFolder:
     location = locate(request.root, request.storage)
     if isinstance(location, RemoteLocation):
         return StoreFolder(location)
-    return DiskFolder(os.fsencode(request.root))
+    root = os.fsencode(request.root)
+    return root_in_archive(root, request) or DiskFolder(root)

@@ -33,7 +33,16 @@ from .base import (
     SourceRequest,
     some_of,
 )
-from .files import MAX_FILE, SPLITS, FileSource, are_splits, check_loose, folder_of, twins
+from .files import (
+    MAX_FILE,
+    SPLITS,
+    FileSource,
+    are_splits,
+    check_loose,
+    folder_of,
+    note_top,
+    twins,
+)
 from .grouped import decoder, kind_of, read_field
 
 # What folders of pictures and of their masks are called, in lower case; jpegimages and
@@ -116,6 +125,11 @@ def list_records(request: SourceRequest) -> Listings:
     if beside:
         first = next(iter(found.values()))
         first.notes.append(f"left out, being in none of these folders: {some_of(beside)}")
+    root = folder_of(request)
+    walked = [path for folders in splits.values() for path in folders.values()]
+    for above in sorted({path.rpartition(b"/")[0] for path in walked} | {b""}, reverse=True):
+        folder = root.below(above) if above else root
+        note_top(found, folder, folder.top())
     return found
 
 
@@ -136,7 +150,7 @@ def reopen(request: SourceRequest, split: str, described: Plain, piece: Plain) -
 def _layout(request: SourceRequest) -> tuple[dict[str, dict[str, bytes]], list[bytes]]:
     """Return the folder of each field of each split, the key's first; names at the top in none."""
     root = folder_of(request)
-    folders, files, _ = root.top()
+    folders, files, *_ = root.top()
     trees = _asked(request) if request.fields else _recognised(root, folders, request)
     if all(root.below(folder).is_there() for folder in trees.values()):
         splits = _splits_within(root, trees, request.splits)
@@ -176,16 +190,18 @@ def _splits_within(
     Of "" the trees themselves, where there are none. Raises SourceError for files beside splits.
     """
     inner = {name: root.below(folder).top() for name, folder in trees.items()}
-    called = sorted({split for inside, _, _ in inner.values() for split in inside})
-    loose = any(not root.ignores(name) for _, found, _ in inner.values() for name in found)
+    called = sorted({split for inside in inner.values() for split in inside.folders})
+    loose = any(not root.ignores(name) for inside in inner.values() for name in inside.files)
     by_name = not loose and set(called) <= _SPLITS
     if not called or not (by_name if splits is None else splits):
         return {"": trees}
-    for name, (_, found, loops) in inner.items():
-        check_loose([*found, *loops], root.below(trees[name]))
+    for name, inside in inner.items():
+        check_loose([*inside.files, *inside.loops], root.below(trees[name]))
     return {
         key_text(split): {
-            name: folder + b"/" + split for name, folder in trees.items() if split in inner[name][0]
+            name: folder + b"/" + split
+            for name, folder in trees.items()
+            if split in inner[name].folders
         }
         for split in called
     }
@@ -249,7 +265,7 @@ def _pair(root: SourceFolder, place: bytes, shown: str) -> dict[str, bytes] | No
     """
     here = root.below(place)
     try:
-        folders, _, _ = here.top()
+        folders, _, *_ = here.top()
     except SourceError:  # whoever lists it says so
         return None
     images = [name for name in folders if name.lower() in _IMAGES]
@@ -276,7 +292,7 @@ def _has_image(folder: SourceFolder) -> bool:
     """Tell whether the first files that are met are images, by their names."""
     for _ in range(_DEEP):
         try:
-            folders, files, _ = folder.top()
+            folders, files, *_ = folder.top()
         except SourceError:
             return False
         files = [name for name in files if not folder.ignores(name)]

@@ -1,0 +1,156 @@
+"""Sources that lie in archives: SRC is one, or a folder of some, or a path through one.
+
+Tars may be WebDataset's instead, and read as such: by groups of files that differ only in their
+endings, `a.jpg a.cls`. What can be both, an error asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...errors import DamageError, OptionError, SourceError, StorageError, printable
+from ...formats.foreign.webdataset import INTS, split_name
+from ...units import show_count
+from .archives.extent import Part, extent_of
+from .archives.folder import ArchiveFolder, open_archive, open_folder_of_archives, split_path
+from .archives.inflate import Inflating
+from .archives.tar_members import list_tar
+from .archives.tree import is_plain_tar
+from .base import SourceRequest
+from .files import DiskFolder, folder_of, is_archive, not_images, without_suffix
+
+FOLDERS = ("imagefolder", "files", "trees")  # kinds of sources whose files are found by walking
+_LOOKED = 3  # folders that are looked into for archives
+_MEMBERS = 1_000  # of a tar, that are looked at
+_DIGITS = re.compile(rb"(\d+)\Z")
+
+
+def find_archives(request: SourceRequest) -> SourceRequest | None:
+    """Return the request with the folder that archives are; None where none is to be packed so.
+
+    Raises OptionError, SourceError.
+    """
+    if request.kind is not None and request.kind not in FOLDERS:
+        return None
+    path = request.path
+    if os.path.isdir(path):
+        return _in_folder(request)
+    if os.path.isfile(path):
+        name = os.path.basename(path)
+        if not is_archive(name) or (request.kind is None and _is_grouped([path], request)):
+            return None
+        return replace(
+            request,
+            files=open_archive(path, _inflating(request), ignore=request.ignore).unwrapped(),
+        )
+    through = split_path(path)
+    if through is None or not is_archive(through[0]):
+        return None
+    archive, inner = through
+    folder = open_archive(archive, _inflating(request), ignore=request.ignore).below(inner)
+    if not folder.is_there():
+        raise SourceError(
+            f"{request.shown}: there is no folder {printable(inner)}/ in {printable(archive)}; "
+            f"{_some_folders(open_archive(archive, _inflating(request), ignore=request.ignore))}"
+        )
+    return replace(request, files=folder)
+
+
+def _inflating(request: SourceRequest) -> Inflating:
+    return Inflating(request.work_dir, request.progress, request.tell)
+
+
+def root_in_archive(root: bytes, request: SourceRequest) -> ArchiveFolder | None:
+    """Return the folder of a root that is an archive, or lies in one; None where it is none."""
+    if os.path.isfile(root) and is_archive(root):
+        return open_archive(root, _inflating(request))
+    if (through := split_path(root)) is not None and is_archive(through[0]):
+        return open_archive(through[0], _inflating(request)).below(through[1])
+    return None
+
+
+def _in_folder(request: SourceRequest) -> SourceRequest | None:
+    """Return the request with the folder that the archives in a folder are; None without such."""
+    folder = folder_of(request)
+    if not isinstance(folder, DiskFolder):
+        return None
+    folders, files, *_ = folder.top()
+    names = list(files)
+    for inner in sorted(folders)[:_LOOKED]:
+        with contextlib.suppress(SourceError):  # one that cannot be listed: its problem, later
+            names += [inner + b"/" + name for name in folder.below(inner).top()[1]]
+    names = [name for name in names if not folder.ignores(os.path.basename(name))]
+    archives = sorted(filter(is_archive, names))
+    if not archives or len(not_images(names)) < len(names):
+        return None  # those beside images are problems
+    paths = [os.path.join(request.path, name) for name in archives]
+    if request.kind is None and _is_grouped(paths, request):
+        return None
+    return replace(request, files=open_folder_of_archives(folder, _inflating(request)).unwrapped())
+
+
+def _is_grouped(paths: Sequence[bytes], request: SourceRequest) -> bool:
+    """Tell whether tars are WebDataset's, by the first members of the first one.
+
+    Raises OptionError where they might be both.
+    """
+    if not all(map(is_plain_tar, paths)):
+        return False
+    extent = extent_of(paths[0])
+    try:
+        with contextlib.closing(extent.location.open(extent.name)) as file:
+            table = list_tar(Part(file, extent), extent.shown, _MEMBERS)
+    except (DamageError, SourceError, StorageError):
+        return True  # whoever reads it says so
+    members = {pair for path in table.paths if (pair := split_name(path)) is not None}
+    if any(map(is_archive, table.paths)) or not members:
+        return False
+    images = {key for key, ending in members if not not_images([b"." + ending])}
+    beside = [(key, ending) for key, ending in members if not_images([b"." + ending])]
+    several = Counter(key for key, _ in members)
+    grouped = {key for key in images if several[key] > 1}
+    if not images:
+        return True
+    in_folders = len({key.partition(b"/")[0] for key in images if b"/" in key})
+    if not grouped:
+        if not in_folders and len(paths) > 1 and _are_numbered(paths):
+            raise OptionError(
+                f"{request.shown}: its tars hold images without folders, and are numbered, such as "
+                f"{printable(paths[0])}. So it cannot be told what they are; say which:\n"
+                "  --from imagefolder  each tar is a class, of its name\n"
+                "  --from webdataset   shards of one dataset, without labels"
+            )
+        return False
+    numbered = any(ending.decode("latin-1").lower() in INTS for _, ending in beside)
+    if in_folders > 1 and not numbered:
+        raise OptionError(
+            f"{request.shown}: images in its folders have files beside them that differ only in "
+            f"their endings, such as those of {printable(min(grouped))}. So it cannot be told what "
+            "a record is; say which:\n"
+            "  --from imagefolder  one image, labelled by its folder; other files are problems\n"
+            "  --from webdataset   all files of one name; labels come from .cls files only"
+        )
+    return 2 * len(grouped) >= len(images)
+
+
+def _are_numbered(paths: Sequence[bytes]) -> bool:
+    """Tell whether names end in numbers that follow one another, as those of shards do."""
+    names = [without_suffix(os.path.basename(path)) for path in paths]
+    found = [_DIGITS.search(name) for name in names]
+    if not all(found):
+        return False
+    numbers = sorted(int(one[1]) for one in found if one is not None)
+    return numbers == list(range(numbers[0], numbers[0] + len(numbers))) and numbers[0] < 2
+
+
+def _some_folders(folder: ArchiveFolder) -> str:
+    """Say which folders lie at the top of an archive."""
+    folders = sorted(folder.top()[0])
+    shown = ", ".join(printable(name) + "/" for name in folders[:10])
+    more = ", ..." if len(folders) > 10 else ""
+    return f"at its top {show_count(len(folders), 'folder')}: {shown}{more}"

@@ -1,0 +1,85 @@
+"""An archive as a run of bytes: of a file on storage, or of another archive."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from ....errors import printable
+from ....names import key_text
+from ....storage.local import LocalDirectory
+from ..files import mtime
+
+
+class Bytes(Protocol):
+    """A file that is read by range."""
+
+    size: int
+
+    @property
+    def descriptor(self) -> int:
+        """Return the system's descriptor; -1 where there is none."""
+
+    def read(self, start: int, length: int) -> bytes:
+        """Read exactly `length` bytes from `start`. Raises DamageError, StorageError."""
+
+    def scattered(self) -> None:
+        """Say that reads will be in no order."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+class Place(Protocol):
+    """Where such files are."""
+
+    def open(self, name: str) -> Any:
+        """Open a file, a `Bytes`."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """An archive on storage, or in another one: bytes of a file."""
+
+    location: Place
+    name: str  # of the file in it
+    size: int  # bytes
+    stamp: int  # changes with the archive that the user has
+    shown: str  # the archive, with those it lies in, for messages
+    start: int = 0  # byte of the file at which it begins
+    file_size: int = -1  # bytes of the file, and its time of change, when it was listed; -1: none
+    file_stamp: int = 0
+    is_unpacked: bool = False  # the file is one of ours, into which it was inflated
+
+    def inside(self, path: bytes, start: int, size: int) -> Extent:
+        """Return an archive in it, whose bytes lie there as they are."""
+        shown = f"{self.shown}/{printable(path)}"
+        return replace(self, size=size, shown=shown, start=self.start + start)
+
+
+class Part:
+    """An extent, open for reading."""
+
+    def __init__(self, file: Bytes, extent: Extent) -> None:
+        self._file, self._start = file, extent.start
+        self.size = extent.size
+
+    def read(self, start: int, length: int) -> bytes:
+        """Read exactly `length` bytes from `start` of the extent."""
+        return self._file.read(self._start + start, length)
+
+
+def extent_of(path: bytes) -> Extent:
+    """Return the archive at a path. Raises OSError."""
+    folder, name = os.path.split(os.path.abspath(path))
+    status = os.stat(path)
+    return Extent(
+        LocalDirectory(os.fsdecode(folder)),
+        key_text(name),
+        status.st_size,
+        mtime(status),
+        printable(path),
+        file_size=status.st_size,
+        file_stamp=mtime(status),
+    )

@@ -1,0 +1,171 @@
+"""A folder in archives, as sources read it: members are read by range, and nothing is unpacked."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ....errors import DamageError, SourceError, printable
+from ..base import ReadFile, Rejected, SourceFolder, Walked
+from ..files import changed, ignores_nothing, is_ignored, mtime
+from ..listed_folder import Listed, ListedFolder
+from .extent import Bytes, Extent, Part, extent_of
+from .inflate import Inflating
+from .member_table import PLAIN
+from .tree import Tree, tree_of_archive, tree_of_folder
+from .zip_members import read_member
+
+
+class ArchiveFolder(ListedFolder):
+    """A folder in one archive, or in several that are one folder together."""
+
+    def __init__(
+        self,
+        path: bytes,
+        tree: Tree,
+        inner: bytes = b"",
+        ignores: Callable[[bytes], bool] = is_ignored,
+        said: Sequence[str] = (),
+    ) -> None:
+        """path: of the archive, or of the folder of archives. said: notes on how it was found."""
+        super().__init__(path, inner, ignores)
+        self._root, self._tree, self._said = path, tree, said
+
+    @property
+    def listed(self) -> Listed:
+        """Return all members."""
+        return self._tree
+
+    @property
+    def outside(self) -> str:
+        """Say that a path leads out of the archive."""
+        return f"is no path in {printable(self._root)}"
+
+    @property
+    def is_unpacked(self) -> bool:
+        """Return whether an archive of it was compressed as a whole, and is a file of ours now."""
+        return any(extent.is_unpacked for extent in self._tree.extents)
+
+    def below(self, path: bytes) -> ArchiveFolder:
+        """Return a folder in it."""
+        return ArchiveFolder(self._root, self._tree, self.within(path), self.ignores, self._said)
+
+    def walk(self, *, empty: bool = False) -> Walked:
+        """Find every member below it."""
+        found = super().walk(empty=empty)
+        return found._replace(notes=[*self._said, *found.notes])
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[ReadFile]:
+        """Give the function that reads a member; archives are opened when they are needed."""
+        files: dict[tuple[int, str], Bytes] = {}
+        try:
+            yield lambda path, size, stamp: self._read(files, path, size, stamp)
+        finally:
+            for file in files.values():
+                file.close()
+
+    def unwrapped(self) -> ArchiveFolder:
+        """Return the folder that it wraps, if any does: alone on top, with folders alone in it."""
+        folder = self
+        while True:
+            folders, files, *_ = folder.top()
+            if len(folders) != 1 or not all(map(self.ignores, files)):
+                break
+            inner = folder.below(folders[0])
+            within, loose, *_ = inner.top()
+            if not within or not all(map(self.ignores, loose)):
+                break
+            folder = inner
+        if folder is not self:
+            shown = printable(folder._inner)
+            folder._said = [f"{shown} is all that is in the archive, and was packed as its folder"]
+        return folder
+
+    def _read(
+        self, files: dict[tuple[int, str], Bytes], path: bytes, size: int, stamp: int
+    ) -> bytes:
+        """Return the bytes of a listed member. Raises Rejected, SourceChangedError."""
+        tree, full = self._tree, self._inner + path
+        row = bisect_left(tree.paths, full)
+        if row == len(tree.paths) or tree.paths[row] != full:
+            raise changed(path, "it is gone from the archive")
+        extent = tree.extents[tree.which[row]]
+        if tree.sizes[row] != size or extent.stamp != stamp:
+            raise changed(path, "its archive is another")
+        file = self._opened(files, extent, path)
+        start, packed = int(tree.starts[row]), int(tree.packed[row])
+        way, checksum = int(tree.ways[row]), int(tree.checksums[row])
+        try:
+            if way == PLAIN:
+                data = file.read(extent.start + start, size)
+            else:
+                data = read_member(Part(file, extent), full, start, packed, size, way, checksum)
+        except (DamageError, ValueError) as error:
+            raise Rejected(f"cannot be read from {extent.shown}: {error}") from None
+        return data
+
+    @staticmethod
+    def _opened(files: dict[tuple[int, str], Bytes], extent: Extent, path: bytes) -> Bytes:
+        """Return the file of an extent, which must be the one that was listed."""
+        key = id(extent.location), extent.name
+        if (file := files.get(key)) is None:
+            try:
+                file = files[key] = extent.location.open(extent.name)
+            except FileNotFoundError:
+                raise changed(path, f"{extent.shown} is gone") from None
+            file.scattered()
+        if file.descriptor >= 0:
+            status = os.fstat(file.descriptor)
+            if (status.st_size, mtime(status)) != (extent.file_size, extent.file_stamp):
+                raise changed(path, f"size or time of change of {extent.shown} are others")
+        return file
+
+
+# What this process listed last: pieces of one source are opened one after the other.
+_KNOWN: dict[tuple[Any, ...], Tree] = {}
+
+
+def open_archive(path: bytes, inflating: Inflating, *, ignore: bool = True) -> ArchiveFolder:
+    """Return the folder that an archive is. Raises SourceError, OptionError, StorageError."""
+    ignores = is_ignored if ignore else ignores_nothing
+    try:
+        extent = extent_of(path)
+    except OSError as error:
+        raise SourceError(f"{printable(path)}: cannot be opened: {error.strerror}") from None
+    whole = os.path.abspath(path)
+    key = whole, extent.size, extent.stamp, ignores, inflating.directory
+    tree = _known(key, lambda: tree_of_archive(extent, ignores, inflating))
+    return ArchiveFolder(whole, tree, b"", ignores)
+
+
+def open_folder_of_archives(folder: SourceFolder, inflating: Inflating) -> ArchiveFolder:
+    """Return the folder that the archives in a folder are. Raises as `open_archive`."""
+    walked = folder.walk()
+    seal = hashlib.sha256(b"\0".join(walked.keys))
+    seal.update(walked.sizes.tobytes() + walked.mtimes.tobytes())
+    key = folder.path, seal.digest(), folder.ignores, inflating.directory
+    tree = _known(key, lambda: tree_of_folder(folder, walked, inflating))
+    return ArchiveFolder(folder.path, tree, b"", folder.ignores)
+
+
+def _known(key: tuple[Any, ...], make: Callable[[], Tree]) -> Tree:
+    """Return what was listed last, if it was this; else list it."""
+    if (tree := _KNOWN.get(key)) is None:
+        tree = make()
+        _KNOWN.clear()
+        _KNOWN[key] = tree
+    return tree
+
+
+def split_path(path: bytes) -> tuple[bytes, bytes] | None:
+    """Return the archive that a path leads through, and the path in it; None where none does."""
+    inner: list[bytes] = []
+    while path and not os.path.lexists(path):
+        path, _, name = path.rstrip(b"/").rpartition(b"/")
+        inner.insert(0, name)
+    return (path, b"/".join(filter(None, inner))) if inner and os.path.isfile(path) else None

@@ -1,0 +1,247 @@
+"""Archives that are compressed as a whole: inflated once, front to back, into a file of ours.
+
+The file lies in the directory where a packing works, under a name that says which archive it is of:
+`unpacked-<16 hex digits>`. It has a head of 4,096 bytes, by which it is known as ours, and then the
+archive. The head says when it is whole: a packing that starts again, and other parts of it, take it
+then, and who comes while it is written waits. The commit removes it. What packs nothing
+(`--dry-run`) inflates the archive once more for each pass over it, and writes no file.
+"""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import re
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, BinaryIO
+
+from ....errors import DamageError, printable
+from ....formats.foreign.inflate import unzstd_pieces
+from ....storage import local
+from ....storage.local import LocalDirectory
+from ....units import show_size
+from ...process_pool import Progress
+from ..files import mtime
+from .extent import Extent, Part
+
+_MAGIC = b"shardio: an archive, unpacked for packing\n"
+_HEAD = 4096  # bytes before the archive
+_WHOLE, _PART = ((_MAGIC + what).ljust(_HEAD, b"\0") for what in (b"whole", b"part"))
+_WAIT_S = 0.2  # for another process that unpacks the same archive
+_NAME = re.compile(r"unpacked-[0-9a-f]{16}\Z")
+_PIECE = 1 << 20  # bytes that are inflated at a time
+_BACK = 256 << 10  # bytes that a stream still holds, for reads that go back a little
+# First bytes, and what reads such a file.
+_KINDS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_FAILS = (EOFError, OSError, ValueError, lzma.LZMAError, zlib.error)
+
+
+def compression_of(start: bytes) -> str | None:
+    """Return how a file that begins so is compressed; None where it is not."""
+    return next((kind for magic, kind in _KINDS.items() if start.startswith(magic)), None)
+
+
+@dataclass
+class Inflating:
+    """Where archives are inflated, and who is told. Forked workers inherit it."""
+
+    directory: str | None = None  # of the packing; None: nothing is written
+    progress: Progress | None = field(default=None, compare=False)
+    tell: Callable[[str], None] | None = field(default=None, compare=False)
+
+    def inflate(self, extent: Extent, kind: str) -> Extent:
+        """Return the archive in a compressed one. Raises DamageError, StorageError.
+
+        kind: "gzip", "bzip2", "xz", "zstd", or "deflate" of a zip's member.
+        """
+        if self.directory is None:
+            stream = _Streamed(extent, kind)
+            return replace(extent, location=stream, size=stream.size, start=0, is_unpacked=True)
+        seal = hashlib.sha256(
+            f"{extent.name}\0{extent.start}\0{extent.size}".encode("utf-8", "surrogateescape")
+        )
+        seal.update(extent.stamp.to_bytes(8, "little", signed=True))
+        name = f"unpacked-{seal.hexdigest()[:16]}"
+        path = os.path.join(self.directory, name)
+        local.make_directory(self.directory)
+        with contextlib.closing(local.OnceFile(self.directory, name, _WHOLE)) as file:
+            while not file.take():
+                time.sleep(_WAIT_S)
+            if not file.is_whole:
+                self._write(extent, kind, file, name)
+        status = os.stat(path)
+        return replace(
+            extent,
+            location=LocalDirectory(self.directory),
+            name=name,
+            size=status.st_size - _HEAD,
+            start=_HEAD,
+            file_size=status.st_size,
+            file_stamp=mtime(status),
+            is_unpacked=True,
+        )
+
+    def _write(self, extent: Extent, kind: str, out: local.OnceFile, name: str) -> None:
+        assert self.directory is not None
+        if self.tell is not None:
+            self.tell(
+                f"{extent.shown} is compressed as a whole ({show_size(extent.size)}): it is "
+                f"unpacked once into {printable(self.directory)}/{name}, which the commit removes"
+            )
+        try:
+            local.refuse_if_full(self.directory, extent.size)
+            with contextlib.closing(extent.location.open(extent.name)) as file:
+                out.begin(_PART)
+                source = _PartStream(Part(file, extent))
+                for data in _inflated(source, kind, extent.shown):
+                    out.write(data)
+                    if self.progress is not None:
+                        self.progress(min(source.at, extent.size), extent.size)
+            out.finish()
+        except BaseException:
+            local.remove(os.path.join(self.directory, name))
+            raise
+
+
+def is_unpacked(directory: str, name: str) -> bool:
+    """Return whether a file is an archive that was unpacked here, by its name and first bytes."""
+    if _NAME.match(name) is None:
+        return False
+    try:
+        with open(os.path.join(directory, name), "rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
+
+
+def remove_unpacked(directory: str) -> None:
+    """Remove the archives that were unpacked in a directory. Raises StorageError."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for name in os.listdir(directory):
+            if is_unpacked(directory, name):
+                local.remove(os.path.join(directory, name))
+
+
+class _PartStream(io.RawIOBase):
+    """The bytes of an extent, as a file that is read from its beginning on."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__()
+        self._part, self.at = part, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def read(self, size: int = -1) -> bytes:
+        """Read some bytes; none at the end."""
+        left = self._part.size - self.at
+        data = self._part.read(self.at, left if size < 0 else min(size, left))
+        self.at += len(data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _inflated(source: _PartStream, kind: str, shown: str) -> Iterator[bytes]:
+    """Yield the content of a compressed stream, piece by piece. Raises DamageError."""
+    done, buffered = 0, io.BufferedReader(source, _PIECE)
+    try:
+        for data in _pieces(buffered, kind, shown):
+            done += len(data)
+            yield data
+    except _FAILS as error:
+        raise DamageError(
+            f"{shown}: damaged, or cut short, at byte {source.at:,} of its {kind} stream, after "
+            f"{done:,} bytes of content ({error})"
+        ) from None
+
+
+def _pieces(file: BinaryIO, kind: str, shown: str) -> Iterator[bytes]:
+    """Yield the content of a compressed file. Raises what its library raises."""
+    reader: Any
+    if kind == "zstd":
+        return unzstd_pieces(file, shown)
+    if kind == "deflate":
+        reader = _Deflated(file)
+    elif kind == "gzip":
+        reader = gzip.GzipFile(fileobj=file)
+    else:
+        reader = (bz2.BZ2File if kind == "bzip2" else lzma.LZMAFile)(file)
+    return iter(lambda: reader.read(_PIECE), b"")
+
+
+class _Deflated:
+    """A deflated stream without a head, as of a zip's member."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        self._source, self._inflater = source, zlib.decompressobj(-zlib.MAX_WBITS)
+
+    def read(self, size: int) -> bytes:
+        """Read up to so many bytes; none at the end. Raises EOFError."""
+        while not self._inflater.eof:
+            given = self._inflater.unconsumed_tail or self._source.read(_PIECE)
+            if not given:
+                raise EOFError("it has no end")
+            if data := self._inflater.decompress(given, size):
+                return data
+        return b""
+
+
+class _Streamed:
+    """The place, and the file, of an archive that is inflated anew for each pass over it."""
+
+    def __init__(self, extent: Extent, kind: str) -> None:
+        self._extent, self._kind = extent, kind
+        self.name, self.descriptor = extent.shown, -1
+        self._pieces: Iterator[bytes] = iter(())
+        self._file: Any = None
+        self._held, self._at = b"", 0  # the bytes that were inflated last, and where they begin
+        self.size = sum(map(len, self._begin()))
+        self.close()
+
+    def open(self, name: str) -> _Streamed:
+        """Return the file."""
+        return self
+
+    def read(self, start: int, length: int) -> bytes:
+        """Read exactly `length` bytes from `start`. Raises DamageError."""
+        if start < self._at or self._file is None:
+            self._pieces = self._begin()
+            self._held, self._at = b"", 0
+        while self._at + len(self._held) < start + length:
+            piece = next(self._pieces, b"")
+            if not piece:
+                raise DamageError(f"{self.name}: ends before byte {start + length:,}")
+            kept = max(0, min(len(self._held), start - self._at, len(self._held) - _BACK))
+            self._held, self._at = self._held[kept:] + piece, self._at + kept
+        return self._held[start - self._at : start - self._at + length]
+
+    def scattered(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Close the compressed file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _begin(self) -> Iterator[bytes]:
+        self.close()
+        self._file = self._extent.location.open(self._extent.name)
+        source = _PartStream(Part(self._file, self._extent))
+        return _inflated(source, self._kind, self._extent.shown)

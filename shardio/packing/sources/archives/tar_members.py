@@ -1,0 +1,60 @@
+"""The members of a tar: one pass over its headers, in which no data are read."""
+
+from __future__ import annotations
+
+from ....errors import DamageError, SourceError, printable
+from ....formats.foreign.tar import Alike, Blocks, Readable, Unusable, walk_files
+from .member_table import Link, MemberTable, plain_path
+
+
+def list_tar(file: Readable, shown: str, most: int | None = None) -> MemberTable:
+    """Return the members of a tar; of the first ones only, if `most` is given.
+
+    Raises DamageError, SourceError, StorageError.
+    """
+    table = MemberTable()
+    last = b""
+
+    def other(name: bytes, kind: bytes, at: int, length: int, link: bytes) -> int:
+        if kind in b"VD":  # the label of the volume; a list of the files in a folder
+            return length
+        path = plain_path(name)
+        if path is None:
+            table.outside.append(name)
+        elif kind == b"5":
+            if path:
+                table.folders.add(path)
+        elif kind in b"12":
+            table.links.append(Link(path, link, kind == b"1"))
+        elif kind in b"346":
+            what = "FIFO" if kind == b"6" else "device"
+            table.problems.append((path, f"is a {what}, not a file; it was not opened"))
+        else:
+            why = {b"S": "is sparse: its holes are left out", b"M": "goes on in another file"}
+            raise Unusable(
+                f"byte {at}: {printable(name)} "
+                f"{why.get(kind, f'is of an unknown type, {printable(kind)!r}')}. Pack the files "
+                "again, as plain members"
+            )
+        return 0
+
+    try:
+        add = table.add
+        for name, _, start, stop, _ in walk_files(
+            b"", file.size, Blocks(file).fetch, Alike(), other, check=True
+        ):
+            path = plain_path(name)
+            if path:
+                add(path, stop - start, start)
+                last = path
+            else:
+                table.outside.append(name)
+            if len(table.paths) == most:
+                break
+    except Unusable as error:
+        raise SourceError(f"{shown}: {error}") from None
+    except ValueError as error:
+        after = f", after member {printable(last)}" if last else ""
+        raise DamageError(f"{shown}: {error}{after}") from None
+    table.fill()
+    return table

@@ -1,0 +1,299 @@
+"""The folder that archives are: of one, or of several that lie in a folder or in an archive.
+
+Several archives in one folder: those of files without folders are folders, named without their
+suffix (a tar for each class, as of ImageNet), and so are those with images at their top; others,
+which hold folders, are merged side by side. Both at once, and archives beside folders or images,
+cannot be told apart from a mistake: an error.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ....errors import DamageError, OptionError, SourceError, printable
+from ....formats.foreign.tar import BLOCK, is_sealed
+from ....units import show_count
+from ..base import Problem, SourceFolder, Walked
+from ..files import is_archive, without_suffix
+from ..listed_folder import Listed
+from .extent import Extent, Part, extent_of
+from .inflate import Inflating, compression_of
+from .member_table import PLAIN, STORED, MemberTable
+from .tar_members import list_tar
+from .zip_members import data_start, list_zip
+
+_IMAGES = re.compile(rb"(?i)\.(jpe?g|png|gif|bmp|tiff?|webp|jp2|jxl|ppm|avif|heic)\Z")
+_DEEP = 8  # archives in archives
+
+
+@dataclass
+class Tree(Listed):
+    """All members of all archives, and where their bytes are; a column has an entry a member."""
+
+    extents: list[Extent] = field(default_factory=list)
+    which: Any = None  # number of its extent
+    starts: Any = None
+    packed: Any = None
+    checksums: Any = None
+    ways: Any = None
+
+
+def is_plain_tar(name: bytes) -> bool:
+    """Return True if a file is a tar that is not compressed, by its name."""
+    return name[-4:].lower() == b".tar"
+
+
+def tree_of_archive(extent: Extent, ignores: Callable[[bytes], bool], inflating: Inflating) -> Tree:
+    """Return what is in an archive, and in those that lie in it.
+
+    Raises DamageError, OptionError, SourceError, StorageError.
+    """
+    builder = _Builder(ignores, inflating)
+    builder.add_archive(extent, b"")
+    return builder.finish(extent.shown)
+
+
+def tree_of_folder(folder: SourceFolder, walked: Walked, inflating: Inflating) -> Tree:
+    """Return what is in the archives that lie in a folder, and below it. Raises as one does.
+
+    walked: all files below the folder
+    """
+    builder = _Builder(folder.ignores, inflating)
+    paths = [path for path in walked.keys if is_archive(path)]
+    others = [path for path in walked.keys if not is_archive(path)]
+    shown = printable(folder.path)
+    for above, archives in builder.grouped(paths, others, shown).items():
+        extents = [extent_of(folder.path + b"/" + path) for path in archives]
+        builder.add_side_by_side(extents, archives, above, shown)
+    for path in others:
+        builder.problems.append((path, "lies beside archives, in no one of them"))
+    builder.problems += walked.problems
+    return builder.finish(shown)
+
+
+class _Builder:
+    """Gathers the members of archives under their paths in one folder."""
+
+    def __init__(self, ignores: Callable[[bytes], bool], inflating: Inflating) -> None:
+        self._ignores, self._inflating = ignores, inflating
+        self._extents: list[Extent] = []
+        self._tables: list[tuple[MemberTable, Sequence[int], bytes]] = []
+        self._folders: set[bytes] = set()
+        self.problems: list[Problem] = []
+        self._outside: list[Problem] = []
+        self._again = 0  # members that came again in their archive
+        self._deep = 0
+
+    def add_archive(self, extent: Extent, prefix: bytes) -> None:
+        """Add the members of an archive, below a folder (with a slash, or empty)."""
+        if self._deep == _DEEP:
+            raise SourceError(f"{extent.shown}: lies in {_DEEP} archives, one within the other")
+        file = extent.location.open(extent.name)
+        try:
+            part = Part(file, extent)
+            kind = compression_of(part.read(0, min(BLOCK, part.size)))
+            if kind is None:
+                self._add(_members(part, extent), extent, prefix, part)
+        finally:
+            file.close()
+        if kind is not None:
+            self._deep += 1
+            self.add_archive(self._inflating.inflate(extent, kind), prefix)
+            self._deep -= 1
+
+    def add_side_by_side(
+        self, extents: Sequence[Extent], paths: Sequence[bytes], above: bytes, shown: str
+    ) -> None:
+        """Add archives that lie in one folder: classes as folders, others merged."""
+        self._deep += 1
+        flat: list[bytes] = []
+        deep: list[bytes] = []
+        for extent, path in zip(extents, paths, strict=True):
+            first = len(self._tables)
+            self.add_archive(extent, above)
+            added = self._tables[first:]
+            inner = without_suffix(posixpath.basename(path)) + b"/"
+            if not self._is_class(added, len(above)):
+                deep.append(path)
+                continue
+            flat.append(path)
+            self._tables[first:] = [
+                (table, rows, above + inner + prefix[len(above) :]) for table, rows, prefix in added
+            ]
+            self._folders.add(above + inner.rstrip(b"/"))
+        self._deep -= 1
+        if flat and deep:
+            raise OptionError(
+                f"{shown}: some archives there hold folders, such as {printable(deep[0])}, and "
+                f"some files without one, such as {printable(flat[0])}. The first kind would be "
+                "merged, and each of the second be a class: pack them one by one, or move one kind "
+                "away"
+            )
+
+    def grouped(
+        self, paths: Sequence[bytes], others: Sequence[bytes], shown: str
+    ) -> dict[bytes, list[bytes]]:
+        """Return the archives in each folder. Raises OptionError for images or folders beside."""
+        found: dict[bytes, list[bytes]] = defaultdict(list)
+        for path in paths:
+            found[path[: path.rfind(b"/") + 1]].append(path)
+        for path in others:
+            above = path[: path.rfind(b"/") + 1]
+            while True:
+                image = path[len(above) :].find(b"/") >= 0 or _IMAGES.search(path)
+                if above in found and image:
+                    raise OptionError(
+                        f"{shown}: {printable(found[above][0])} is an archive, and beside it lies "
+                        f"{printable(path)}. If one was unpacked from the other, move one of them "
+                        f"away; or give the archive itself as SRC: {shown}/"
+                        f"{printable(found[above][0])}"
+                    )
+                if not above:
+                    break
+                above = above[: above.rfind(b"/", 0, -1) + 1]
+        return found
+
+    def _add(self, table: MemberTable, extent: Extent, prefix: bytes, part: Part) -> None:
+        """Add a table, and the archives that lie in it."""
+        number = len(self._extents)
+        self._extents.append(extent)
+        table.number = number
+        rows: Sequence[int] = range(len(table.paths))
+        nested = [row for row in rows if is_archive(table.paths[row])]
+        nested = [row for row in nested if not self._is_ignored(table.paths[row])]
+        self.problems += [(prefix + path, why) for path, why in table.problems]
+        self._outside += [(name, "its path leads out of the archive") for name in table.outside]
+        if nested:
+            inside = set(nested)
+            rows = [row for row in rows if row not in inside]
+        self._tables.append((table, rows, prefix))
+        self._folders.update(prefix + path for path in table.folders)
+        if not nested:
+            return
+        of_path = {table.paths[row]: row for row in nested}
+        others = [table.paths[row] for row in rows if not self._is_ignored(table.paths[row])]
+        for above, archives in self.grouped(list(of_path), others, extent.shown).items():
+            extents = [self._nested(table, of_path[path], extent, part) for path in archives]
+            self.add_side_by_side(extents, archives, prefix + above, extent.shown)
+
+    def _nested(self, table: MemberTable, row: int, extent: Extent, part: Part) -> Extent:
+        """Return the extent of an archive in another one. Raises as `add_archive`."""
+        path, start = table.paths[row], table.starts[row]
+        if table.ways[row] == PLAIN:
+            return extent.inside(path, start, table.sizes[row])
+        try:
+            inside = extent.inside(path, data_start(part, start), table.packed[row])
+        except ValueError as error:
+            raise DamageError(f"{extent.shown}: {printable(path)}: {error}") from None
+        stored = table.ways[row] == STORED
+        return inside if stored else self._inflating.inflate(inside, "deflate")
+
+    def _is_ignored(self, path: bytes) -> bool:
+        return any(map(self._ignores, path.split(b"/")))
+
+    def _is_class(
+        self, added: Iterable[tuple[MemberTable, Sequence[int], bytes]], skip: int
+    ) -> bool:
+        """Tell whether an archive has an image at its top, or nothing in folders.
+
+        skip: bytes of its prefix that are of the folder in which it lies.
+        """
+        folders = False
+        for table, rows, prefix in added:
+            for path in (prefix[skip:] + table.paths[row] for row in rows):
+                if b"/" in path:
+                    folders = folders or not self._is_ignored(path)
+                elif _IMAGES.search(path) and not self._is_ignored(path):
+                    return True
+        return not folders
+
+    def finish(self, shown: str) -> Tree:
+        """Return all that was added, in bytewise order of the paths, each once."""
+        paths: list[bytes] = []
+        for table, rows, prefix in self._tables:
+            some = [table.paths[row] for row in rows] if len(rows) < len(table.paths) else None
+            names = table.paths if some is None else some
+            paths += [prefix + name for name in names] if prefix else names
+
+        def column(name: str, kind: Any) -> Any:
+            parts = [np.asarray(getattr(t, name), kind)[rows] for t, rows, _ in self._tables]
+            return np.concatenate(parts) if parts else np.zeros(0, kind)
+
+        counts = [len(rows) for _, rows, _ in self._tables]
+        which = np.repeat([t.number for t, _, _ in self._tables], counts).astype(np.int32)
+        order = sorted(range(len(paths)), key=paths.__getitem__)  # stable
+        order = self._without_twins(order, paths, which)
+        kept = np.array(order, np.int64)
+        stamps = np.array([one.stamp for one in self._extents], np.int64)
+        which = which[kept]
+        notes = []
+        if self._again:
+            again = show_count(self._again, "member has", "members have")
+            notes.append(
+                f"{shown}: {again} the name of one before it; of each name the last counts, as "
+                "for tar"
+            )
+        return Tree(
+            [paths[i] for i in order],
+            column("sizes", np.int64)[kept],
+            stamps[which],
+            sorted(self._folders),
+            sorted(self.problems),
+            sorted(self._outside),
+            notes,
+            extents=self._extents,
+            which=which,
+            starts=column("starts", np.int64)[kept],
+            packed=column("packed", np.int64)[kept],
+            checksums=column("checksums", np.uint32)[kept],
+            ways=column("ways", np.uint8)[kept],
+        )
+
+    def _without_twins(self, order: list[int], paths: list[bytes], which: Any) -> list[int]:
+        """Leave out all but the last of the members with one path; those of two archives both."""
+        alike = [i for i in range(1, len(order)) if paths[order[i]] == paths[order[i - 1]]]
+        if not alike:
+            return order
+        places: dict[bytes, list[int]] = defaultdict(list)
+        for i in alike:
+            path = paths[order[i]]
+            if path not in places:
+                places[path].append(order[i - 1])
+            places[path].append(order[i])
+        dropped: set[int] = set()
+        for path, rows in places.items():
+            archives = list(dict.fromkeys(self._extents[which[row]].shown for row in rows))
+            if len(archives) > 1:
+                dropped.update(rows)
+                self.problems.append((path, f"lies in {archives[0]} and in {archives[1]}"))
+            else:
+                dropped.update(rows[:-1])
+                self._again += len(rows) - 1
+        return [row for row in order if row not in dropped]
+
+
+def _members(part: Part, extent: Extent) -> MemberTable:
+    """List an archive, of the kind that its first bytes tell."""
+    start = part.read(0, min(BLOCK, part.size))
+    if start.startswith(b"PK\3\4") or start.startswith(b"PK\5\6"):
+        table = list_zip(part, extent.shown)
+    elif len(start) == BLOCK and (is_sealed(start) or not any(start)):
+        table = list_tar(part, extent.shown)
+    elif extent.shown.lower().endswith(".zip"):
+        table = list_zip(part, extent.shown)  # something may lie before it; else says what is wrong
+    else:
+        raise SourceError(
+            f"{extent.shown}: expected a tar or zip, but it begins with '{printable(start[:12])}'"
+        )
+    try:
+        table.follow_links()
+    except SourceError as error:
+        raise SourceError(f"{extent.shown}: {error}") from None
+    return table

@@ -1,0 +1,251 @@
+"""The members of a zip: its central directory, at the end of the file, and no local header.
+
+End of central directory: 22 bytes, "PK\\5\\6", numbers of this disk and of the directory's (2
+each), entries on this disk and in all (2 each), bytes and offset of the directory (4 each), length
+of a comment behind it (2). Where a number does not fit, all its bits are set, and the zip64 record
+has it: 20 bytes before, "PK\\6\\7" and its offset; there "PK\\6\\6", and the same numbers in 4 and
+8 bytes. Entry: 46 bytes, "PK\\1\\2", versions, flags (bit 0: encrypted, bit 11: the name is UTF-8),
+method, time, CRC-32, packed and plain size, lengths of name, extra and comment, disk, attributes,
+offset of the local header. Extra: id and length (2 each); 1: sizes and offset of 8 bytes; 0x7075:
+the name in UTF-8, behind a version and the CRC-32 of the name. Local header: 30 bytes, "PK\\3\\4",
+lengths of name and extra at 26 and 28; the data follow.
+
+Source: https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3 and 4.5; for 0x7075 4.6.9
+"""
+
+from __future__ import annotations
+
+import stat
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from ....errors import DamageError, SourceError, printable
+from ....formats.foreign.tar import Readable
+from .member_table import DEFLATED, STORED, Link, MemberTable, plain_path
+
+_END = struct.Struct("<4s4H2LH")
+_LOCATOR = struct.Struct("<4sLQL")
+_END64 = struct.Struct("<4sQ2H2L4Q")
+_ENTRY = struct.Struct("<4s4B4H3L5H2L")
+_LOCAL = struct.Struct("<4s5H3L2H")
+_COMMENT = 1 << 16  # bytes at most
+_READ = 1 << 20
+_FULL, _FULL16 = 0xFFFFFFFF, 0xFFFF
+_UNIX, _MAC = 3, 19  # systems whose attributes are those of Unix
+_MOST_LINK = 4096  # bytes of what a link leads to
+_EXTRA = 64  # bytes that a local header's extra usually has at most
+_WAYS = {0: STORED, 8: DEFLATED}
+_METHODS = {1: "shrunk", 6: "imploded", 9: "deflate64", 12: "bzip2", 14: "LZMA", 93: "zstd",
+            95: "xz", 98: "PPMd", 99: "AES"}  # fmt: skip
+
+
+def list_zip(file: Readable, shown: str) -> MemberTable:
+    """Return the members of a zip. Raises DamageError, SourceError, StorageError."""
+    begin, size, count, moved = _directory(file, shown)
+    table = MemberTable()
+    links: list[int] = []
+    seen = 0
+    for at, fields, name, extra in _entries(file, begin, size, shown):
+        seen += 1
+        (_, _, system, _, _, flags, method, _, _, checksum, packed, plain, _, _, _, disk, _,
+         attributes, offset) = fields  # fmt: skip
+        if _FULL in (packed, plain, offset):
+            packed, plain, offset = _zip64(extra, packed, plain, offset, f"{shown}: byte {at}")
+        name = _name(name, extra, utf8=bool(flags & 0x800))
+        path = plain_path(name.rstrip(b"/"))
+        if path is None or b"\0" in name:
+            table.outside.append(name)
+            continue
+        if not path:
+            continue
+        if name.endswith(b"/"):
+            table.folders.add(path)
+            continue
+        where = f"{shown}: byte {at}: {printable(path)}"
+        if flags & 1 or method == 99:
+            raise SourceError(f"{where} is encrypted; unpack it with its password, and pack that")
+        if disk not in (0, _FULL16):
+            raise SourceError(f"{where} lies in another volume; join them: zip -s 0 IN --out OUT")
+        if (way := _WAYS.get(method)) is None:
+            called = _METHODS.get(method, f"method {method}")
+            raise SourceError(f"{where} is compressed by {called}; expected stored or deflated")
+        mode = attributes >> 16 if system in (_UNIX, _MAC) else 0
+        if stat.S_ISLNK(mode):
+            links.append(len(table.paths))
+        elif mode and stat.S_IFMT(mode) and not stat.S_ISREG(mode):
+            table.problems.append((path, "is no file, but a device or the like"))
+            continue
+        if offset + moved + _LOCAL.size + packed > file.size:
+            raise DamageError(f"{where}: its {packed:,} bytes lie behind the end of the file")
+        table.add(path, plain, offset + moved)
+        table.packed.append(packed)
+        table.checksums.append(checksum)
+        table.ways.append(way)
+    if seen != count:
+        raise DamageError(f"{shown}: its directory has {seen:,} entries, and states {count:,}")
+    _take_links(table, links, file, shown)
+    return table
+
+
+def read_member(
+    file: Readable, name: bytes, start: int, packed: int, size: int, way: int, checksum: int
+) -> bytes:
+    """Return the bytes of a zip's member. Raises ValueError, and what reading raises.
+
+    name: its path; start: of its local header.
+    """
+    begin, at_hand = _data(file, start, len(name) + packed)
+    data = at_hand[begin : begin + packed]
+    if len(data) < packed:
+        data += file.read(start + begin + len(data), packed - len(data))
+    if way == DEFLATED:
+        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        try:
+            data = inflater.decompress(data, size + 1)
+        except zlib.error as error:
+            raise ValueError(f"its data cannot be inflated ({error})") from None
+        if not inflater.eof and len(data) <= size:
+            raise ValueError("its deflated data have no end")
+    if len(data) != size:
+        raise ValueError(f"it has {len(data):,} bytes or more, and its header states {size:,}")
+    if zlib.crc32(data) != checksum:
+        raise ValueError(f"its CRC-32 is {zlib.crc32(data):08x}, expected {checksum:08x}")
+    return data
+
+
+def data_start(file: Readable, start: int) -> int:
+    """Return the byte of a member's data, by that of its local header. Raises ValueError."""
+    return start + _data(file, start, 0)[0]
+
+
+def _data(file: Readable, start: int, more: int) -> tuple[int, bytes]:
+    """Read a local header and so many bytes more; return where its data begin in these."""
+    found = file.read(start, min(_LOCAL.size + _EXTRA + more, file.size - start))
+    if not found.startswith(b"PK\3\4") or len(found) < _LOCAL.size:
+        raise ValueError(f"there is no local header at byte {start}")
+    *_, name, extra = _LOCAL.unpack_from(found)
+    return _LOCAL.size + name + extra, found
+
+
+def _directory(file: Readable, shown: str) -> tuple[int, int, int, int]:
+    """Return byte, bytes and entries of the directory, and by how much all offsets are moved."""
+    start = max(0, file.size - _COMMENT - _END.size - _LOCATOR.size)
+    tail = file.read(start, file.size - start)
+    place = tail.rfind(b"PK\5\6")
+    while place >= 0:
+        if place + _END.size <= len(tail):
+            end = _END.unpack_from(tail, place)
+            if place + _END.size + end[7] == len(tail):
+                break
+        place = tail.rfind(b"PK\5\6", 0, place)
+    else:
+        raise DamageError(
+            f"{shown}: it has no end of a zip's directory, so it is none, or was cut short"
+        )
+    _, disk, first, _, count, size, offset, _ = end
+    at = start + place
+    stop = at
+    if place >= _LOCATOR.size and tail.startswith(b"PK\6\7", place - _LOCATOR.size):
+        _, _, where, disks = _LOCATOR.unpack_from(tail, place - _LOCATOR.size)
+        # It lies before its locator; where something was put before the zip, its offset is less.
+        for stop in dict.fromkeys((at - _LOCATOR.size - _END64.size, where)):
+            data = file.read(stop, _END64.size) if 0 <= stop <= at - _END64.size else b""
+            if data.startswith(b"PK\6\6"):
+                break
+        else:
+            raise DamageError(f"{shown}: byte {where}: there is no zip64 end of its directory")
+        _, _, _, _, disk, first, _, count, size, offset = _END64.unpack(data)
+        disk = max(disk, disks - 1)
+    if disk not in (0, _FULL16) or first not in (0, _FULL16):
+        raise SourceError(
+            f"{shown}: the last of several volumes; join them: zip -s 0 {shown} --out joined.zip"
+        )
+    moved = stop - size - offset
+    if moved < 0 or size < 0:
+        raise DamageError(
+            f"{shown}: its directory of {size:,} bytes at byte {offset} does not end at byte {stop}"
+        )
+    return offset + moved, size, count, moved
+
+
+def _entries(
+    file: Readable, begin: int, size: int, shown: str
+) -> Iterator[tuple[int, tuple[Any, ...], bytes, bytes]]:
+    """Yield byte, fields, name and extra of each entry of the directory."""
+    unpack, step = _ENTRY.unpack_from, _ENTRY.size
+    block, base, i = b"", begin, 0
+    stop = begin + size
+    while base + i < stop:
+        whole = i + step <= len(block)
+        if whole:
+            fields = unpack(block, i)
+            j = i + step + fields[12]
+            end = j + fields[13] + fields[14]
+            whole = end <= len(block)
+        if not whole:
+            if i == 0 and block:
+                raise DamageError(f"{shown}: byte {base}: its directory ends within an entry")
+            base, i = base + i, 0
+            block = file.read(base, min(_READ, stop - base))
+            continue
+        if fields[0] != b"PK\1\2":
+            raise DamageError(f"{shown}: byte {base + i}: there is no entry of its directory")
+        yield base + i, fields, block[i + step : j], block[j : j + fields[13]]
+        i = end
+
+
+def _zip64(extra: bytes, packed: int, plain: int, offset: int, where: str) -> tuple[int, int, int]:
+    """Return the sizes and the offset that do not fit into four bytes."""
+    for kind, data in _extras(extra):
+        if kind != 1:
+            continue
+        values = iter(struct.unpack(f"<{len(data) // 8}Q", data[: len(data) // 8 * 8]))
+        try:
+            plain = next(values) if plain == _FULL else plain
+            packed = next(values) if packed == _FULL else packed
+            offset = next(values) if offset == _FULL else offset
+        except StopIteration:
+            break
+        return packed, plain, offset
+    raise DamageError(f"{where}: a size of it is missing in its zip64 part")
+
+
+def _extras(extra: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, at)
+        yield kind, extra[at + 4 : at + 4 + length]
+        at += 4 + length
+
+
+def _name(name: bytes, extra: bytes, *, utf8: bool) -> bytes:
+    """Return a name as a file system of Linux has it."""
+    if name.isascii() or utf8:
+        return name
+    for kind, data in _extras(extra):
+        if kind == 0x7075 and data[1:5] == zlib.crc32(name).to_bytes(4, "little"):
+            return data[5:]
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return name.decode("cp437").encode()
+    return name
+
+
+def _take_links(table: MemberTable, rows: list[int], file: Readable, shown: str) -> None:
+    """Take the members that are links, whose data say where they lead, for such."""
+    for row in reversed(rows):
+        path, size = table.paths[row], table.sizes[row]
+        place = table.starts[row], table.packed[row], size, table.ways[row], table.checksums[row]
+        try:
+            if size > _MOST_LINK:
+                raise ValueError(f"a link of {size:,} bytes")
+            target = read_member(file, path, *place)
+        except ValueError as error:
+            raise DamageError(f"{shown}: {printable(path)}: {error}") from None
+        table.links.append(Link(path, target, is_hard=False))
+        for column in (table.paths, table.sizes, table.starts, table.packed):
+            del column[row]
+        del table.checksums[row], table.ways[row]

@@ -1,0 +1,593 @@
+"""An archive is a folder: the same bytes come out of it as out of the tree that it was made of."""
+
+import io
+import os
+import stat
+import struct
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import LIMIT_S, archives
+from support.archives import FORMS, class_tars, deflated, tar, write, zipped
+from support.conformance import FileSourceConformance
+from support.packing import grouped, interrupted
+from support.trees import (
+    JPEG,
+    content,
+    environment,
+    images,
+    noise,
+    picture,
+    plant,
+    shardio,
+)
+
+from shardio import PlanOptions, SourceOptions, commit, pack, unpack
+from shardio import plan as plan_ahead
+from shardio.errors import DamageError, OptionError, SourceChangedError, SourceError
+from shardio.packing import sources
+from shardio.packing.packed import Packed
+from shardio.packing.sources.archives import tree
+from shardio.packing.sources.archives.extent import extent_of
+from shardio.packing.sources.archives.folder import ArchiveFolder, open_archive
+from shardio.packing.sources.archives.inflate import Inflating
+from shardio.packing.sources.base import Problem, SourceRequest
+
+# Names in any encoding, folders in classes, a class without images, and what is ignored.
+TREE: dict[str | bytes, bytes | None] = {
+    **images(),
+    b"class0/caf\xe9 \xff.jpg": noise("latin", 700),
+    "class0/ä\n.JPEG": noise("newline", 100),
+    "class1/deep/er/x.png": b"\x89PNG\r\n\x1a\n" + bytes(90),
+    "class1/" + "long" * 40 + ".jpg": noise("long", 333),
+    "class2/@eaDir/x.jpg": noise("thumb", 50),
+    "class2/.hidden.jpg": noise("hidden", 50),
+    "__MACOSX/class0/._000.jpg": b"\0\5\x16\7",
+}
+ASCII = {key: data for key, data in TREE.items() if os.fsencode(key).isascii() and "ä" not in key}  # type: ignore[operator]
+
+
+def pack_one(source: Path, out: Path, **options: Any) -> Packed:
+    [done] = pack(source, out, **grouped({"jobs": 1, "max_records": 9} | options))
+    return done
+
+
+def told(source: Path, **wanted: Any) -> str | None:
+    return sources.detect_kind(SourceRequest(os.fsencode(source), **wanted)).kind
+
+
+def problems(source: Path) -> list[Problem]:
+    found = sources.list_records(sources.detect_kind(SourceRequest(os.fsencode(source))))
+    return found[""].problems
+
+
+# --- the same dataset -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_archive_is_the_dataset_of_the_folder(form: str, tmp_path: Path) -> None:
+    tree = TREE if "zip" not in form and "ustar" not in form else ASCII
+    if form == "ustar.tar":
+        tree = {key: data for key, data in tree.items() if len(os.fsencode(key)) < 100}
+    pack_one(plant(tmp_path / "tree", tree), tmp_path / "right")
+    source = write(tmp_path / form, FORMS[form](tree))
+    assert "would pack" in shardio("pack", source, tmp_path / "dry", "--dry-run").stdout
+    assert not (tmp_path / "dry").exists()
+    pack_one(source, tmp_path / "out", jobs=2)
+    assert content(tmp_path / "out") == content(tmp_path / "right")
+    unpack(tmp_path / "out", tmp_path / "back")
+    unpack(tmp_path / "right", tmp_path / "back too")
+    assert content(tmp_path / "back") == content(tmp_path / "back too")
+
+
+def test_a_folder_of_class_tars_is_the_folder_of_classes(tmp_path: Path) -> None:
+    tree = {
+        f"{name}/{i}.jpg": noise(f"{name}{i}", 100 + i) for name in ("ant", "bee") for i in (1, 2)
+    }
+    pack_one(plant(tmp_path / "tree", tree), tmp_path / "right")
+    pack_one(plant(tmp_path / "tars", class_tars(tree)), tmp_path / "out")
+    assert content(tmp_path / "out") == content(tmp_path / "right")
+    both = {f"{name}.zip": deflated({f"{i}.jpg": tree[f"{name}/{i}.jpg"] for i in (1, 2)})
+            for name in ("ant", "bee")}  # fmt: skip
+    pack_one(plant(tmp_path / "zips", both), tmp_path / "zipped")
+    assert content(tmp_path / "zipped") == content(tmp_path / "right")
+
+
+def test_splits_of_class_tars_are_splits(tmp_path: Path) -> None:
+    """As ImageNet's, with the tars of train and val in a folder each, or in one tar."""
+    tree = {f"{split}/{name}/{split}{i}.jpg": noise(f"{split}{name}{i}", 100 + i)
+            for split in ("train", "val") for name in ("ant", "bee") for i in (1, 2)}  # fmt: skip
+    pack(plant(tmp_path / "tree", tree), tmp_path / "right")
+    tars = {
+        f"{split}/{os.fsdecode(name)}": data
+        for split in ("train", "val")
+        for name, data in class_tars(
+            {key[len(split) + 1 :]: data for key, data in tree.items() if key.startswith(split)}
+        ).items()
+    }
+    pack(plant(tmp_path / "tars", tars), tmp_path / "out")
+    assert content(tmp_path / "out") == content(tmp_path / "right")
+    pack(write(tmp_path / "x.tar", tar(tars, "imagenet/")), tmp_path / "one")
+    assert content(tmp_path / "one") == content(tmp_path / "right")
+
+
+def test_archives_that_hold_folders_are_merged_side_by_side(tmp_path: Path) -> None:
+    """As train_0.tar, train_1.tar; or images.tar.gz and annotations.tar.gz of one dataset."""
+    tree = images()
+    pack_one(plant(tmp_path / "tree", tree), tmp_path / "right")
+    halves = [dict(list(tree.items())[some]) for some in (slice(0, 10), slice(10, None))]
+    parts = {f"train_{i}.tar": tar(half, "data/") for i, half in enumerate(halves)}
+    pack_one(plant(tmp_path / "parts", parts), tmp_path / "out")
+    assert content(tmp_path / "out") == content(tmp_path / "right")
+    pairs: dict[str | bytes, bytes | None] = {}
+    for i in range(4):
+        pairs |= {f"images/{i}.jpg": picture(8 + i, 8), f"masks/{i}.png": picture(8 + i, 8, "PNG")}
+    pack_one(plant(tmp_path / "pairs", pairs), tmp_path / "pairs right")
+    two = {
+        f"{kind}.zip": zipped(
+            {key: data for key, data in pairs.items() if str(key).startswith(kind)}
+        )
+        for kind in ("images", "masks")
+    }
+    pack_one(plant(tmp_path / "two", two), tmp_path / "two out")
+    assert content(tmp_path / "two out") == content(tmp_path / "pairs right")
+
+
+def test_parts_and_a_plan_made_ahead_make_the_same_bytes(tmp_path: Path) -> None:
+    pack_one(plant(tmp_path / "tree", TREE), tmp_path / "right")
+    for form in ("pax.tar", "a.tar.xz", "of class tars.tar"):
+        source = write(tmp_path / form, FORMS[form](TREE))
+        for ahead in (False, True):
+            out = tmp_path / f"{form}-{ahead}"
+            if ahead:
+                plan_ahead(source, out, plan=PlanOptions(max_records=9))
+                assert ["unpacked" in one.name for one in out.iterdir()].count(True) == (
+                    form == "a.tar.xz"
+                )
+            for part in (2, 1):
+                pack_one(source, out, part=(part, 2))
+            assert commit(out, jobs=1)[0].committed
+            assert content(out) == content(tmp_path / "right") or ahead
+            assert {name for name in content(out) if name.endswith(b".shard")} == {
+                name for name in content(tmp_path / "right") if name.endswith(b".shard")
+            }
+
+
+def test_a_piece_that_is_opened_does_not_list_the_archives_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each shard of a part is a piece."""
+    classes = {
+        f"{i}.tar": tar({f"{i}{j}.jpg": noise(f"{i}{j}", 60) for j in range(3)}) for i in "ab"
+    }
+    listed: list[str] = []
+    right = tree.list_tar
+    monkeypatch.setattr(
+        tree, "list_tar", lambda *given: (listed.append(given[1]), right(*given))[1]
+    )
+    for source in (plant(tmp_path / "tars", classes), write(tmp_path / "x.tar", tar(classes))):
+        out = tmp_path / f"out {source.name}"
+        plan_ahead(source, out, plan=PlanOptions(max_records=1))
+        listed.clear()
+        pack_one(source, out, part=(1, 1), max_records=1)
+        assert len(listed) <= 3
+
+
+def test_a_killed_packing_goes_on_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had unpacked is not unpacked again."""
+    pack_one(plant(tmp_path / "tree", TREE), tmp_path / "right")
+    source, out = write(tmp_path / "a.tgz", FORMS["a.tgz"](TREE)), tmp_path / "out"
+    interrupted(monkeypatch, pack_one, source, out)
+    [kept] = out.glob("unpacked-*")
+    before = kept.stat().st_ino
+    monkeypatch.setattr("gzip.GzipFile", None)  # would fail if it were opened
+    done = pack_one(source, out)
+    assert (done.kept, done.built, before > 0) == (2, done.shards - 2, True)
+    assert content(out) == content(tmp_path / "right")
+
+
+@pytest.mark.parametrize("calls", [1, 4, 9])
+def test_a_kill_while_it_is_unpacked_starts_that_over(tmp_path: Path, calls: int) -> None:
+    tree = {f"c{i % 3}/{i}.jpg": os.urandom(200_000) for i in range(60)}
+    tree = {key: JPEG + data for key, data in tree.items()}
+    source, out = write(tmp_path / "a.tgz", FORMS["a.tar.gz"](tree)), tmp_path / "out"
+    program = (
+        "import os, signal, sys\nfrom shardio import pack\nfrom shardio.storage import local\n"
+        "write, left = local.OnceFile.write, [int(sys.argv[3])]\n"
+        "def dying(self, data):\n    left[0] -= 1\n"
+        "    left[0] or os.kill(os.getpid(), signal.SIGKILL)\n    write(self, data)\n"
+        "local.OnceFile.write = dying\npack(sys.argv[1], sys.argv[2], jobs=1)\n"
+    )
+    command = [sys.executable, "-c", program, str(source), str(out), str(calls)]
+    assert subprocess.run(command, env=environment(), timeout=LIMIT_S).returncode == -9
+    assert len(list(out.glob("unpacked-*"))) == 1
+    pack_one(source, out)
+    pack_one(plant(tmp_path / "tree", tree), tmp_path / "right")
+    assert content(out) == content(tmp_path / "right")
+
+
+# --- which folder it is ---------------------------------------------------------------------------
+
+
+def test_a_path_leads_through_an_archive(tmp_path: Path) -> None:
+    tree = {"food/images/pie/1.jpg": JPEG, "food/images/rice/2.jpg": noise("2", 50),
+            "food/meta/classes.txt": b"pie\n"}  # fmt: skip
+    source = write(tmp_path / "food.tar", tar(tree))
+    inner = {key[12:]: data for key, data in tree.items() if key.startswith("food/images/")}
+    pack_one(plant(tmp_path / "tree", inner), tmp_path / "right")
+    pack_one(source / "food/images", tmp_path / "out")
+    assert content(tmp_path / "out") == content(tmp_path / "right")
+    with pytest.raises(SourceError, match=r"no folder food/pictures/ in .*food.tar; at its top"):
+        pack_one(source / "food/pictures", tmp_path / "none")
+
+
+def test_what_is_packed_of_a_wrapped_archive_is_said(tmp_path: Path) -> None:
+    source = write(tmp_path / "x.tar", tar(images(), "data/"))
+    said = shardio("pack", source, tmp_path / "out").stdout
+    assert "data/ is all that is in the archive" in said
+    one_class = write(
+        tmp_path / "y.tar", tar({f"{i}.jpg": noise(str(i), 60) for i in range(3)}, "cats/")
+    )
+    done = pack_one(one_class, tmp_path / "one")
+    assert (done.records, done.classes) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("tree", "kind"),
+    [
+        ({"1.jpg": JPEG, "1.cls": b"1", "2.jpg": JPEG, "2.cls": b"2"}, "webdataset"),
+        ({"a/1.jpg": JPEG, "a/1.cls": b"1", "b/2.jpg": JPEG, "b/2.cls": b"2"}, "webdataset"),
+        ({"1.jpg": JPEG, "1.seg.png": b"\x89PNG\r\n\x1a\n", "2.jpg": JPEG}, "webdataset"),
+        ({"1.npy": b"x", "1.txt": b"x"}, "webdataset"),
+        ({"a/1.jpg": JPEG, "b/2.jpg": JPEG}, "imagefolder"),
+        ({"1.jpg": JPEG, "2.jpg": JPEG}, "imagefolder"),
+        ({"a/1.jpg": JPEG, "b/1.txt": b"x"}, "imagefolder"),
+        ({"images/1.jpg": JPEG, "masks/1.png": b"\x89PNG\r\n\x1a\n"}, "trees"),
+    ],
+)
+def test_which_kind_a_tar_is(tree: Any, kind: str, tmp_path: Path) -> None:
+    assert told(write(tmp_path / "x.tar", tar(tree))) == kind
+
+
+def test_what_can_be_both_is_asked(tmp_path: Path) -> None:
+    tree: Any = {f"{c}/{i}.{end}": JPEG for c in "ab" for i in "12" for end in ("jpg", "txt")}
+    source = write(tmp_path / "x.tar", tar(tree))
+    with pytest.raises(OptionError, match="--from webdataset"):
+        told(source)
+    assert told(source, kind="imagefolder") == "imagefolder"
+    assert told(source, kind="webdataset") == "webdataset"
+    shards = {f"{i:05}.tar": tar({f"{i}{j}.jpg": JPEG for j in range(3)}) for i in range(3)}
+    folder = plant(tmp_path / "numbered", shards)
+    with pytest.raises(OptionError, match=r"numbered.*\n.*each tar is a class"):
+        told(folder)
+    assert pack_one(folder, tmp_path / "out", kind="imagefolder").classes == 3
+    assert pack_one(folder, tmp_path / "wds", kind="webdataset").classes is None
+
+
+def test_groups_in_a_zip_are_records_of_several_files(tmp_path: Path) -> None:
+    tree: Any = {
+        f"{i}.{end}": data for i in range(3) for end, data in (("jpg", JPEG), ("txt", b"a"))
+    }
+    pack_one(plant(tmp_path / "tree", tree), tmp_path / "right")
+    for form in ("deflated.zip", "a.tar.gz"):
+        pack_one(write(tmp_path / form, FORMS[form](tree)), tmp_path / f"out {form}")
+        assert content(tmp_path / f"out {form}") == content(tmp_path / "right")
+
+
+@pytest.mark.parametrize(
+    ("tree", "why"),
+    [
+        (
+            {"a.zip": deflated({"x/1.jpg": JPEG}), "b.zip": deflated({"1.jpg": JPEG})},
+            "hold folders",
+        ),
+        ({"all.zip": deflated({"c/1.jpg": JPEG}), "c/1.jpg": JPEG}, "beside it lies c/1.jpg"),
+        ({"a.tar": tar({"1.jpg": JPEG}), "2.jpg": JPEG}, "beside it lies 2.jpg"),
+    ],
+)
+def test_archives_beside_others_name_the_choices(tree: Any, why: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=why):
+        pack_one(write(tmp_path / "x.tar", tar(tree)), tmp_path / "out", kind="imagefolder")
+
+
+def test_an_archive_beside_what_was_unpacked_from_it_is_named(tmp_path: Path) -> None:
+    folder = plant(tmp_path / "kaggle", {**images(), "all.zip": deflated(images())})
+    with pytest.raises(SourceError, match=r"all\.zip[\s\S]*is an archive"):
+        pack_one(folder, tmp_path / "out")
+    deep = plant(tmp_path / "deep", {**images(), "class0/all.zip": deflated(images())})
+    with pytest.raises(SourceError, match=r"class0/all\.zip: .*an archive"):
+        pack_one(deep, tmp_path / "out")
+
+
+# --- members --------------------------------------------------------------------------------------
+
+
+def links(*members: tuple[str, bytes, str]) -> bytes:
+    """A tar of links and other members, beside two images."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as file:
+        for name in ("a/1.jpg", "b/2.jpg"):
+            info = tarfile.TarInfo(name)
+            info.size = len(JPEG) + len(name)
+            file.addfile(info, io.BytesIO(JPEG + name.encode()))
+        for name, kind, target in members:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, target
+            file.addfile(info)
+    return out.getvalue()
+
+
+def test_links_are_followed_in_the_archive(tmp_path: Path) -> None:
+    source = write(
+        tmp_path / "x.tar",
+        links(
+            ("a/hard.jpg", tarfile.LNKTYPE, "a/1.jpg"),
+            ("a/soft.jpg", tarfile.SYMTYPE, "../b/2.jpg"),
+            ("a/chain.jpg", tarfile.SYMTYPE, "soft.jpg"),
+            ("c", tarfile.SYMTYPE, "b"),
+        ),
+    )
+    with tarfile.open(source) as file:
+        file.extractall(tmp_path / "tree", filter="fully_trusted")
+    pack_one(tmp_path / "tree", tmp_path / "right")
+    done = pack_one(source, tmp_path / "out")
+    assert (done.records, done.classes) == (6, 3)
+    assert content(tmp_path / "out") == content(tmp_path / "right")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "target", "why"),
+    [
+        ("a/x.jpg", tarfile.SYMTYPE, "../../x.jpg", "outside of the archive"),
+        ("a/x.jpg", tarfile.SYMTYPE, "/etc/passwd", "outside of the archive"),
+        ("a/x.jpg", tarfile.LNKTYPE, "/a/1.jpg", "outside of the archive"),
+        ("a/x.jpg", tarfile.SYMTYPE, "3.jpg", "which is not in the archive"),
+        ("a/x.jpg", tarfile.LNKTYPE, "c/3.jpg", "hard link to c/3.jpg, which is not in"),
+        ("a/x.jpg", tarfile.SYMTYPE, "x.jpg", "leads into itself"),
+        ("a/x", tarfile.SYMTYPE, "..", "a folder that contains it"),
+        ("a/x.jpg", tarfile.CHRTYPE, "", "device"),
+        ("a/x.jpg", tarfile.FIFOTYPE, "", "FIFO"),
+        ("../x.jpg", tarfile.SYMTYPE, "a/1.jpg", "its path leads out of the archive"),
+    ],
+)
+def test_what_leads_out_of_an_archive_is_a_problem(
+    name: str, kind: bytes, target: str, why: str, tmp_path: Path
+) -> None:
+    source = write(tmp_path / "x.tar", links((name, kind, target)))
+    [(_, found)] = problems(source)
+    assert why in found
+    with pytest.raises(SourceError, match=why):
+        pack_one(source, tmp_path / "out")
+    assert pack_one(source, tmp_path / "out", on_error="skip").records == 2
+
+
+@pytest.mark.parametrize("name", ["../x.jpg", "/x.jpg", "a/../../x.jpg"])
+@pytest.mark.parametrize("made", [tar, zipped])
+def test_members_outside_are_problems(made: Any, name: str, tmp_path: Path) -> None:
+    source = write(tmp_path / "x.zip", made({"a/1.jpg": JPEG, name: JPEG}))
+    assert [why for _, why in problems(source)] == ["its path leads out of the archive"]
+
+
+def test_links_that_lead_to_one_another_end(tmp_path: Path) -> None:
+    """2 to the power of 40 files, if each link were followed."""
+    many = [(f"d{i}/{name}", tarfile.SYMTYPE, f"../d{i + 1}") for i in range(40) for name in "ab"]
+    source = write(tmp_path / "x.tar", links(*many, ("d40/x.jpg", tarfile.LNKTYPE, "a/1.jpg")))
+    with pytest.raises(SourceError, match="links"):
+        pack_one(source, tmp_path / "out")
+
+
+def test_a_link_in_a_zip_is_followed(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as file:
+        file.writestr("a/1.jpg", JPEG + b"1")
+        for name, target in (("b/2.jpg", "../a/1.jpg"), ("b/3.jpg", "/etc/passwd")):
+            info = zipfile.ZipInfo(name)
+            info.create_system, info.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+            file.writestr(info, target)
+    source = write(tmp_path / "x.zip", out.getvalue())
+    assert [key for key, _ in problems(source)] == [b"b/3.jpg"]
+    assert pack_one(source, tmp_path / "out", on_error="skip").records == 2
+
+
+def test_of_a_name_that_comes_twice_the_last_counts_and_it_is_said(tmp_path: Path) -> None:
+    twice = tar({"c/1.jpg": noise("old", 90)})[:1024] + tar({"c/1.jpg": noise("new", 80)})
+    pack_one(plant(tmp_path / "tree", {"c/1.jpg": noise("new", 80)}), tmp_path / "right")
+    source = write(tmp_path / "x.tar", twice)
+    said = shardio("pack", source, tmp_path / "said").stdout
+    assert "1 member has the name of one before it; of each name the last counts" in said
+    pack_one(source, tmp_path / "out")
+    assert content(tmp_path / "out") == content(tmp_path / "right")
+    parts = {f"train_{c}.tar": tar({"c/1.jpg": noise(c, 80), f"{c}/1.jpg": JPEG}) for c in "xy"}
+    found = dict(problems(plant(tmp_path / "parts", parts)))
+    assert list(found) == [b"c/1.jpg"] and "train_x.tar and in" in found[b"c/1.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "stored", "right"),
+    [
+        ("ä", True, "ä".encode(), "ä".encode()),
+        ("ä", False, b"\x84", "ä".encode()),  # code page 437, as of DOS
+        ("ä", False, "ä".encode(), "ä".encode()),  # UTF-8 that is not said, as zip of Linux
+    ],
+)
+def test_names_in_a_zip(name: str, flag: bool, stored: bytes, right: bytes, tmp_path: Path) -> None:
+    plain = b"q" * len(stored)
+    data = zipped({f"c/{plain.decode()}.jpg": JPEG}).replace(plain, stored)
+    if flag:
+        for mark, at in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+            place = data.index(mark) + at
+            data = data[:place] + struct.pack("<H", 0x800) + data[place + 2 :]
+    folder = open_archive(os.fsencode(write(tmp_path / "x.zip", data)), Inflating())
+    assert folder.walk().keys == [b"c/" + right + b".jpg"]
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+def test_a_damaged_member_of_a_zip_is_a_problem(tmp_path: Path) -> None:
+    tree = images()
+    for way in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        data = bytearray(zipped(tree, way=way))
+        data[len(data) // 3] ^= 8
+        source = write(tmp_path / f"{way}.zip", bytes(data))
+        with pytest.raises(SourceError, match=r"1 file cannot be packed[\s\S]*(CRC-32|inflated)"):
+            pack_one(source, tmp_path / "out")
+        assert pack_one(source, tmp_path / f"out{way}", on_error="skip").records == len(tree) - 1
+
+
+@pytest.mark.parametrize(
+    "form", ["gnu.tar", "a.tar.gz", "a.tar.bz2", "a.tar.xz", "a.tar.zst", "deflated.zip"]
+)
+def test_an_archive_that_was_cut_short_is_an_error(form: str, tmp_path: Path) -> None:
+    whole = FORMS[form](images())
+    for share in (0.133, 0.52, 0.71):
+        source = write(tmp_path / f"{share}-{form}", whole[: int(share * len(whole))])
+        with pytest.raises(DamageError, match=form) as caught:
+            pack_one(source, tmp_path / "out")
+        assert "byte" in str(caught.value) or "cut short" in str(caught.value)
+        assert not list((tmp_path / "out").glob("*"))
+
+
+def test_no_damage_of_headers_is_a_traceback(tmp_path: Path) -> None:
+    """Of tar and zip: a changed byte gives the dataset, a problem, or an error with its file."""
+    rng = np.random.default_rng(7)
+    tree = images(2, 2, 40)
+    for form in ("pax.tar", "deflated.zip", "zip64.zip"):
+        whole = FORMS[form](tree)
+        for round_ in range(150):
+            data = bytearray(whole)
+            data[rng.integers(len(data))] = rng.integers(256)
+            source = write(tmp_path / form, bytes(data))
+            try:
+                request = sources.detect_kind(SourceRequest(os.fsencode(source)))
+                for listing in sources.list_records(request).values():
+                    with listing.source.open() as read:
+                        for place in range(len(listing.keys)):
+                            with pytest.MonkeyPatch.context():
+                                try:
+                                    read(place)
+                                except Exception as error:
+                                    assert type(error).__name__ == "Rejected"
+            except (DamageError, SourceError, OptionError) as error:
+                assert form in str(error), round_
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda data: data.replace(b"\x14\0\0\0", b"\x14\0\1\0"), "encrypted"),
+        (lambda data: data[:-18] + b"\3\0" + data[-16:], "volumes"),
+    ],
+)
+def test_zips_that_cannot_be_read_say_why(change: Any, why: str, tmp_path: Path) -> None:
+    data = change(zipped(images()))
+    with pytest.raises(SourceError, match=why):
+        pack_one(write(tmp_path / "x.zip", data), tmp_path / "out")
+    lzma_zip = zipped(images(), way=zipfile.ZIP_LZMA)
+    with pytest.raises(SourceError, match="compressed by LZMA"):
+        pack_one(write(tmp_path / "y.zip", lzma_zip), tmp_path / "out")
+
+
+def test_a_member_that_grows_beyond_its_size_is_bounded(tmp_path: Path) -> None:
+    """A deflated member of 100 MB whose headers state 100 bytes takes no 100 MB."""
+    data = bytearray(deflated({"c/1.jpg": JPEG + bytes(100 << 20)}))
+    at = data.index(b"PK\1\2")
+    data[at + 24 : at + 28] = struct.pack("<L", 100)
+    source = write(tmp_path / "x.zip", bytes(data))
+    with pytest.raises(SourceError, match="its header states 100"):
+        pack_one(source, tmp_path / "out")
+
+
+def test_nested_archives_end_somewhere(tmp_path: Path) -> None:
+    data = tar({"c/1.jpg": JPEG})
+    for _ in range(12):
+        data = tar({"x.tar": data})
+    with pytest.raises(SourceError, match="one within the other"):
+        pack_one(write(tmp_path / "x.tar", data), tmp_path / "out")
+
+
+def test_many_members_of_a_zip(tmp_path: Path) -> None:
+    """More than 65,535, which need the zip64 end of the directory."""
+    tree: Any = {f"c{i % 7}/{i:06}.jpg": JPEG for i in range(66_000)}
+    folder = open_archive(os.fsencode(write(tmp_path / "x.zip", zipped(tree))), Inflating())
+    assert len(folder.walk().keys) == 66_000
+
+
+# --- other roads ----------------------------------------------------------------------------------
+
+
+def test_the_root_of_a_listing_may_be_an_archive(tmp_path: Path) -> None:
+    tree = {f"pics/{i}.jpg": noise(str(i), 60 + i) for i in range(4)}
+    rows = "".join(f"{i}.jpg,{'ab'[i % 2]}\n" for i in range(4))
+    table = plant(tmp_path, {"t.csv": f"path,label\n{rows}".encode()}) / "t.csv"
+    plant(tmp_path / "tree", tree)
+    pack_one(table, tmp_path / "right", root=str(tmp_path / "tree/pics"))
+    write(tmp_path / "x.zip", deflated(tree))
+    pack_one(table, tmp_path / "out", root=str(tmp_path / "x.zip/pics"))
+    assert content(tmp_path / "out") == content(tmp_path / "right")
+    with pytest.raises(SourceError, match="none of the files"):
+        pack_one(table, tmp_path / "none", root=str(tmp_path / "x.zip"))
+
+
+def test_options_of_folders_hold_for_archives(tmp_path: Path) -> None:
+    source = write(tmp_path / "x.tar", tar(TREE))
+    plant(tmp_path / "tree", TREE)
+    for options in (
+        {"where": {"label": "class1"}},
+        {"ignore": False, "on_error": "skip"},
+        {"classes": str(tmp_path / "all")},
+    ):
+        if "classes" in options:
+            pack_one(tmp_path / "tree", tmp_path / "all")
+        right, out = tmp_path / f"right {len(str(options))}", tmp_path / f"out {len(str(options))}"
+        pack_one(tmp_path / "tree", right, **options)
+        pack_one(source, out, **options)
+        assert content(out) == content(right)
+
+
+class TestTar(FileSourceConformance):
+    KIND = "imagefolder"
+
+    def make(self, root: Path) -> Path:
+        tree = {f"{'ab'[i % 2]}/{i:02}.jpg": noise(str(i), 90 + i) for i in range(self.COUNT)}
+        return write(root / "x.tar", tar(tree, "inner/")) / "inner"
+
+    def file(self, path: Path) -> Path:
+        return path.parent
+
+    @pytest.mark.parametrize("change", ["size", "time", "gone"])
+    def test_a_file_that_changes_after_the_listing_is_named(self, path: Path, change: str) -> None:
+        """All members are of one file."""
+        found, file = self.listing(path), self.file(path)
+        if change == "size":
+            file.write_bytes(file.read_bytes() + b"x")
+            os.utime(file, ns=(10**18, 10**18))
+        elif change == "time":
+            os.utime(file)
+        else:
+            file.unlink()
+        with found.source.open() as read, pytest.raises(SourceChangedError, match=file.name):
+            read(0)
+
+
+def test_reading_opens_no_member_twice_and_closes_all(tmp_path: Path) -> None:
+    write(tmp_path / "x.tar", tar(class_tars(images())))
+    folder = open_archive(os.fsencode(tmp_path / "x.tar"), Inflating())
+    assert isinstance(folder, ArchiveFolder)
+    before = len(os.listdir("/proc/self/fd"))
+    walked = folder.walk()
+    with folder.opened() as read:
+        for key, size, stamp in zip(walked.keys, walked.sizes, walked.mtimes, strict=True):
+            assert read(key, int(size), int(stamp)) == images()[key.decode()]
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert extent_of(os.fsencode(tmp_path / "x.tar")).file_size > 0
+    assert archives.WHEN and SourceOptions()
