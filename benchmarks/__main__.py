@@ -27,6 +27,7 @@ NAMES = (
     "resident_rows",
     "slow_samples",
     "pack",
+    "archives",
     "plan",
     "lmdb",
     "formats",
