@@ -188,7 +188,7 @@ def test_yolos_layout_names_the_option_that_packs_it(tmp_path: Path) -> None:
     inside_out = {f"train/{kind}/1.{end}": picture(8, 8) for kind, end in
                   (("images", "jpg"), ("labels", "txt"))}  # fmt: skip
     export = plant(tmp_path / "roboflow", inside_out | {"data.yaml": b"names: [a]"})
-    assert option in shardio("pack", export, tmp_path / "out", code=1).stderr
+    assert option in shardio("pack", export, tmp_path / "other", code=1).stderr
     shardio("pack", tmp_path / "yolo", tmp_path / "packed", *option.split())
     data = library.open(tmp_path / "packed", split="train", decode=None)
     assert [one["boxes"] for one in data] == ["0 .5 .5 .1 .1"] * 3

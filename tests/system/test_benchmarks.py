@@ -63,6 +63,7 @@ NAMES = (
         "raw",
         "train",
         "pack",
+        "archives",
         "plan",
         "lmdb",
         "formats",
