@@ -17,6 +17,7 @@ from ..errors import (
     BusyError,
     NotPackedError,
     OptionError,
+    ShardioError,
     SourceChangedError,
     StorageError,
     printable,
@@ -41,6 +42,7 @@ from .process_pool import Executor, Progress, Report, check_executor, processes
 from .sources.archives.folder import ArchiveFolder
 from .sources.archives.inflate import remove_unpacked
 from .sources.base import Listing, Problem, SourceRequest, renumber
+from .sources.files import is_archive
 
 
 @refuse_options("pack", ADVICE)
@@ -121,11 +123,12 @@ def pack(
     if isinstance(place, LocalDirectory) and not plan.restart:
         work = _ahead(asked, wanted, images, run, place, read.classes)
     if not work:
-        asked = _detected(asked, place, work_dir, executor)
-        options = wanted(source=asked.kind or "imagefolder")
-        work = _planned(asked, options, run, place, folder, read.classes)
-        for job in work:  # all of them, before any is touched
-            job.check(sized=shard_size is not None)
+        with _without_leftovers(asked, run):
+            asked = _detected(asked, place, work_dir, executor)
+            options = wanted(source=asked.kind or "imagefolder")
+            work = _planned(asked, options, run, place, folder, read.classes)
+            for job in work:  # all of them, before any is touched
+                job.check(sized=shard_size is not None)
     local.refuse_if_full(folder, sum(map(least_bytes, work)))
     for line in filter(None, map(announcement, work)):
         tell(line)
@@ -138,9 +141,7 @@ def pack(
         if executor is not None and not all(job.result.already for job in work):
             owners.enter_context(executor.connected(run.jobs))  # once for all splits
         _build(asked, work, owners, report)
-        if run.is_whole:
-            _commit(place, work, work[0].plan.options.splits)
-            remove_unpacked(unpacks)
+        _finish(place, work, run, unpacks)
     if place.remote:
         output_dir.remove_working_directory(folder, work[0].plan.options.splits)
     return [job.result for job in work]
@@ -335,6 +336,17 @@ def _working_directories(place: Target, given: PathLike | None, run: Run) -> tup
     return found, found
 
 
+@contextlib.contextmanager
+def _without_leftovers(asked: SourceRequest, run: Run) -> Iterator[None]:
+    """Remove what was unpacked of an archive that is then refused."""
+    try:
+        yield
+    except ShardioError as error:
+        if asked.work_dir is not None and run.is_whole and not isinstance(error, BusyError):
+            remove_unpacked(asked.work_dir)
+        raise
+
+
 def _detected(
     asked: SourceRequest, place: Target, given: PathLike | None, executor: Executor | None
 ) -> SourceRequest:
@@ -347,6 +359,7 @@ def _detected(
     if executor is not None:
         sources.check_pieces(asked)
     unpacked = isinstance(asked.files, ArchiveFolder) and asked.files.is_unpacked
+    unpacked = unpacked or (asked.root is not None and is_archive(os.fsencode(asked.root)))
     if given is not None and not place.remote and not unpacked:
         raise OptionError(
             "work_dir: only where OUT is a URL, or SRC an archive that is compressed as a whole; "
@@ -487,6 +500,14 @@ def _build(
         problems += [(folder + key, why) for key, why in job.build(owners, report)]
     if problems:
         raise unpackable(problems, asked.location.url)
+
+
+def _finish(place: Target, work: list[Job], run: Run, unpacks: str) -> None:
+    """Commit what is whole, and remove what was unpacked for it."""
+    if run.is_whole:
+        _commit(place, work, work[0].plan.options.splits)
+    if run.is_whole or all(job.result.already for job in work):
+        remove_unpacked(unpacks)
 
 
 def _commit(place: Target, work: list[Job], splits: Sequence[str]) -> None:

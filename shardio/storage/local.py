@@ -422,15 +422,16 @@ class OnceFile:
 
     Its first bytes say whether it is whole, and are written last. Who writes holds a lock on it, as
     RangeLock's: whoever comes after one that died begins anew. Where the file system has no locks,
-    each writes it, the same bytes.
+    each needs one of its own.
     """
 
-    __slots__ = ("_at", "_descriptor", "_directory", "_head", "_path")
+    __slots__ = ("_at", "_descriptor", "_directory", "_head", "_path", "locks")
 
     def __init__(self, directory: str, name: str, head: bytes) -> None:
         """Open or create the file. head: its first bytes where it is whole."""
         self._directory, self._path = directory, os.path.join(directory, name)
         self._head, self._at = head, 0
+        self.locks = True  # False: the file system has none, as `take` found
         with _explained(self._path, "create"):
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._descriptor = os.open(self._path, flags, 0o666)
@@ -440,16 +441,22 @@ class OnceFile:
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            return error.errno not in (errno.EACCES, errno.EAGAIN)
+            self.locks = error.errno in (errno.EACCES, errno.EAGAIN)
+            return not self.locks
         return True
 
     @property
-    def is_whole(self) -> bool:
-        """Return whether it is written, and still where it was opened."""
+    def is_there(self) -> bool:
+        """Return whether the file is still where it was opened: nobody removed it."""
         with contextlib.suppress(FileNotFoundError):
-            same = os.fstat(self._descriptor).st_ino == os.stat(self._path).st_ino
-            return same and os.pread(self._descriptor, len(self._head), 0) == self._head
+            return os.fstat(self._descriptor).st_ino == os.stat(self._path).st_ino
         return False
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether it is written, and still there."""
+        head = os.pread(self._descriptor, len(self._head), 0)
+        return head == self._head and self.is_there
 
     def begin(self, head: bytes) -> None:
         """Empty it, and write first bytes of the same length, which say that it is not whole."""

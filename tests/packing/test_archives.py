@@ -1,6 +1,9 @@
 """An archive is a folder: the same bytes come out of it as out of the tree that it was made of."""
 
+import bz2
+import gzip
 import io
+import lzma
 import os
 import stat
 import struct
@@ -30,7 +33,13 @@ from support.trees import (
 
 from shardio import PlanOptions, SourceOptions, commit, pack, unpack
 from shardio import plan as plan_ahead
-from shardio.errors import DamageError, OptionError, SourceChangedError, SourceError
+from shardio.errors import (
+    DamageError,
+    OptionError,
+    ShardioError,
+    SourceChangedError,
+    SourceError,
+)
 from shardio.packing import sources
 from shardio.packing.packed import Packed
 from shardio.packing.sources.archives import tree
@@ -376,12 +385,21 @@ def test_members_outside_are_problems(made: Any, name: str, tmp_path: Path) -> N
     assert [why for _, why in problems(source)] == ["its path leads out of the archive"]
 
 
-def test_links_that_lead_to_one_another_end(tmp_path: Path) -> None:
-    """2 to the power of 40 files, if each link were followed."""
+@pytest.mark.parametrize("last", [[("d40/x.jpg", tarfile.LNKTYPE, "a/1.jpg")], []])
+def test_links_that_lead_to_one_another_end(last: Any, tmp_path: Path) -> None:
+    """2 to the power of 40 files, or folders, if each link were followed."""
     many = [(f"d{i}/{name}", tarfile.SYMTYPE, f"../d{i + 1}") for i in range(40) for name in "ab"]
-    source = write(tmp_path / "x.tar", links(*many, ("d40/x.jpg", tarfile.LNKTYPE, "a/1.jpg")))
+    folder = [("d40", tarfile.DIRTYPE, "")]
+    source = write(tmp_path / "x.tar", links(*many, *folder, *last))
     with pytest.raises(SourceError, match="links"):
         pack_one(source, tmp_path / "out")
+
+
+def test_a_long_chain_of_links_ends_in_a_problem(tmp_path: Path) -> None:
+    many = [(f"d{i:03}/l", tarfile.SYMTYPE, f"../d{i + 1:03}") for i in range(999)]
+    folders = [(f"d{i:03}", tarfile.DIRTYPE, "") for i in range(1000)]
+    source = write(tmp_path / "x.tar", links(*folders, *many))
+    assert any("over 40 folders" in why for _, why in problems(source))
 
 
 def test_a_link_in_a_zip_is_followed(tmp_path: Path) -> None:
@@ -411,22 +429,128 @@ def test_of_a_name_that_comes_twice_the_last_counts_and_it_is_said(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("name", "flag", "stored", "right"),
+    ("system", "flag", "stored", "right"),
     [
-        ("ä", True, "ä".encode(), "ä".encode()),
-        ("ä", False, b"\x84", "ä".encode()),  # code page 437, as of DOS
-        ("ä", False, "ä".encode(), "ä".encode()),  # UTF-8 that is not said, as zip of Linux
+        (3, True, "ä".encode(), "ä".encode()),
+        (0, False, b"\x84", "ä".encode()),  # code page 437, as of DOS
+        (0, False, "ä".encode(), "ä".encode()),  # UTF-8 that is not said
+        (3, False, b"\xe4", b"\xe4"),  # as zip of Linux writes what is there
     ],
 )
-def test_names_in_a_zip(name: str, flag: bool, stored: bytes, right: bytes, tmp_path: Path) -> None:
+def test_names_in_a_zip(
+    system: int, flag: bool, stored: bytes, right: bytes, tmp_path: Path
+) -> None:
     plain = b"q" * len(stored)
     data = zipped({f"c/{plain.decode()}.jpg": JPEG}).replace(plain, stored)
+    data = data.replace(b"PK\1\2\x14\3", b"PK\1\2\x14" + bytes([system]))
     if flag:
         for mark, at in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
             place = data.index(mark) + at
             data = data[:place] + struct.pack("<H", 0x800) + data[place + 2 :]
     folder = open_archive(os.fsencode(write(tmp_path / "x.zip", data)), Inflating())
     assert folder.walk().keys == [b"c/" + right + b".jpg"]
+
+
+def members(*of: tuple[str, bytes | None, bytes, str]) -> bytes:
+    """A tar of these: name, content or None, kind, where it leads."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as file:
+        for name, data, kind, target in of:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname, info.size = kind, target, len(data or b"")
+            file.addfile(info, io.BytesIO(data or b""))
+    return out.getvalue()
+
+
+FILE, HARD, SOFT, FOLDER = tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        [("a/1.jpg", JPEG + b"old", FILE, ""), ("a/2.jpg", None, HARD, "a/1.jpg"),
+         ("a/1.jpg", JPEG + b"new", FILE, "")],
+        [("b/1.jpg", JPEG + b"b", FILE, ""), ("a/1.jpg", JPEG + b"old", FILE, ""),
+         ("a/1.jpg", None, SOFT, "../b/1.jpg")],
+        [("b/1.jpg", JPEG + b"b", FILE, ""), ("a/1.jpg", None, SOFT, "../b/1.jpg"),
+         ("a/1.jpg", JPEG + b"new", FILE, "")],
+        [("b/1.jpg", JPEG + b"1", FILE, ""), ("b/2.jpg", JPEG + b"2", FILE, ""),
+         ("a/1.jpg", None, SOFT, "../b/1.jpg"), ("a/1.jpg", None, SOFT, "../b/2.jpg")],
+        [("a/1.jpg", JPEG, FILE, ""), ("empty", None, FOLDER, ""), ("c", None, SOFT, "empty")],
+        [("a/1.jpg", JPEG, FILE, ""), ("a/l", None, SOFT, "../b"), ("b/2.jpg", JPEG, FILE, ""),
+         ("b/m", None, SOFT, "../a")],
+        [("a/1.jpg", JPEG, FILE, ""), ("loop", None, SOFT, ".")],
+        [("a/1.jpg", JPEG, FILE, ""), ("b/deep/2.jpg", JPEG, FILE, ""), ("c", None, SOFT, "b")],
+    ],
+    ids=["hard", "link later", "file later", "two links", "empty", "cycle", "loop", "deep"],
+)  # fmt: skip
+def test_the_order_of_members_counts_as_for_tar(of: Any, tmp_path: Path) -> None:
+    source = write(tmp_path / "x.tar", members(*of))
+    (tmp_path / "tree").mkdir()
+    # -P: else links that lead upwards are made last
+    subprocess.run(["tar", "-xPf", source, "-C", tmp_path / "tree"], check=True)
+    for place in ("tree", "x.tar"):
+        pack_one(tmp_path / place, tmp_path / f"of {place}", on_error="skip", kind="imagefolder")
+    right = content(tmp_path / "of tree")
+    assert content(tmp_path / "of x.tar") == right
+
+
+def test_class_archives_with_folders_in_them_keep_their_classes(tmp_path: Path) -> None:
+    """A folder in one is no class, and what is no file in one is of its class."""
+    tars = {
+        f"{name}.tar": members(
+            ("1.jpg", JPEG + name.encode(), FILE, ""),
+            ("0old", None, FOLDER, ""),
+            ("0old/2.jpg", JPEG + b"2", FILE, ""),
+            ("3.jpg", None, SOFT, "nowhere.jpg"),
+        )
+        for name in ("ant", "bee")
+    }
+    done = pack_one(plant(tmp_path / "tars", tars), tmp_path / "out", on_error="skip")
+    assert (done.classes, done.records) == (2, 4)
+    assert [key for key, _ in done.rejected] == ["ant/3.jpg", "bee/3.jpg"]
+    one = write(tmp_path / "all.tar", tar(tars))
+    pack_one(one, tmp_path / "one", on_error="skip")
+    assert content(tmp_path / "one") == content(tmp_path / "out")
+
+
+def test_archives_of_one_name_size_and_time_are_unpacked_apart(tmp_path: Path) -> None:
+    data = {split: {f"{c}/1.jpg": noise(split, 900) for c in "ab"} for split in ("train", "val")}
+    for split, files in data.items():
+        write(tmp_path / f"p/{split}/x.tar.gz", gzip.compress(tar(files), 0, mtime=1))
+    pack(tmp_path / "p", tmp_path / "out", jobs=1)
+    unpack(tmp_path / "out", tmp_path / "back")
+    assert (tmp_path / "back/val/a/1.jpg").read_bytes() == data["val"]["a/1.jpg"]
+
+
+def test_a_file_that_is_a_folder_too_is_a_problem(tmp_path: Path) -> None:
+    source = write(
+        tmp_path / "x.tar", tar({"k/a.jpg": JPEG, "k/a.jpg/1.jpg": JPEG, "l/1.jpg": JPEG})
+    )
+    done = pack_one(source, tmp_path / "out", on_error="skip")
+    assert done.records == 2 and "and a folder" in done.rejected[0][1]
+    unpack(tmp_path / "out", tmp_path / "back")
+
+
+def test_names_with_backslashes_of_windows_are_paths(tmp_path: Path) -> None:
+    data = (
+        zipped({"a_1.jpg": JPEG, "b_2.jpg": JPEG}).replace(b"a_1", b"a\\1").replace(b"b_2", b"b\\2")
+    )
+    data = data.replace(b"PK\1\2\x14\3", b"PK\1\2\x14\0")
+    assert pack_one(write(tmp_path / "x.zip", data), tmp_path / "out").classes == 2
+
+
+def test_labels_do_not_depend_on_what_comes_first_in_a_tar(tmp_path: Path) -> None:
+    tree: Any = {f"meta/{i:05}.txt": b"x" for i in range(11_000)}
+    tree |= {f"train/{c}/{i}.jpg": noise(f"{c}{i}", 60) for c in "ab" for i in range(3)}
+    assert told(write(tmp_path / "x.tar", tar(tree, form=tarfile.USTAR_FORMAT))) == "imagefolder"
+
+
+def test_a_few_files_beside_images_do_not_ask(tmp_path: Path) -> None:
+    tree: Any = {f"{c}/{i}.jpg": JPEG for c in "ab" for i in range(5)} | {"a/1.txt": b"x"}
+    assert told(write(tmp_path / "x.tar", tar(tree))) == "imagefolder"
+    hidden = {f"{c}/._{i}.jpg": b"\0\5" for c in "ab" for i in range(5)}
+    assert told(write(tmp_path / "y.tar", tar({**tree, **hidden}))) == "imagefolder"
 
 
 # --- damage ---------------------------------------------------------------------------------------
@@ -453,6 +577,26 @@ def test_an_archive_that_was_cut_short_is_an_error(form: str, tmp_path: Path) ->
         with pytest.raises(DamageError, match=form) as caught:
             pack_one(source, tmp_path / "out")
         assert "byte" in str(caught.value) or "cut short" in str(caught.value)
+        assert not list((tmp_path / "out").glob("*"))
+
+
+@pytest.mark.parametrize("kind", ["xz", "bz2"])
+def test_what_is_no_stream_behind_a_stream_is_an_error(kind: str, tmp_path: Path) -> None:
+    """The libraries of Python end there without a word."""
+    data = tar(images())
+    one, two = (lzma.compress if kind == "xz" else bz2.compress)(data[:9216]), data[9216:]
+    two = (lzma.compress if kind == "xz" else bz2.compress)(two)
+    right = write(tmp_path / f"right.tar.{kind}", one + two)
+    pack_one(right, tmp_path / "right")
+    with pytest.raises(DamageError, match="damaged, or cut short"):
+        pack_one(write(tmp_path / f"x.tar.{kind}", one + b"XX" + two[2:]), tmp_path / "out")
+
+
+def test_a_tar_without_its_end_is_cut_short(tmp_path: Path) -> None:
+    data = tar(images())[: 1024 * 7]
+    for name, some in (("x.tar", data), ("x.tgz", gzip.compress(data))):
+        with pytest.raises(DamageError, match="ends without the zeros that end a tar"):
+            pack_one(write(tmp_path / name, some), tmp_path / "out")
         assert not list((tmp_path / "out").glob("*"))
 
 
@@ -535,6 +679,94 @@ def test_the_root_of_a_listing_may_be_an_archive(tmp_path: Path) -> None:
     assert content(tmp_path / "out") == content(tmp_path / "right")
     with pytest.raises(SourceError, match="none of the files"):
         pack_one(table, tmp_path / "none", root=str(tmp_path / "x.zip"))
+
+
+@pytest.mark.parametrize("path", ["./c0/1.jpg", "c0//1.jpg", "c0/../c0/1.jpg"])
+@pytest.mark.parametrize("form", ["pax.tar", "deflated.zip"])
+def test_paths_of_a_listing_may_be_roundabout(path: str, form: str, tmp_path: Path) -> None:
+    root = write(tmp_path / form, FORMS[form]({"c0/1.jpg": JPEG}))
+    table = plant(tmp_path, {"t.csv": f"path\n{path}\n".encode()}) / "t.csv"
+    assert pack_one(table, tmp_path / "out", root=str(root)).records == 1
+
+
+def test_slashes_at_the_end_of_an_archive_do_no_harm(tmp_path: Path) -> None:
+    write(tmp_path / "x.tar", tar(images(), "data/"))
+    for i, path in enumerate(("x.tar/", "x.tar//data", "x.tar/data/")):
+        assert pack_one(f"{tmp_path}/{path}", tmp_path / f"{i}").records == 24  # type: ignore[arg-type]
+
+
+def test_files_that_are_zips_are_still_files_where_it_is_said(tmp_path: Path) -> None:
+    tree: Any = {f"{i}.{end}": b"{}" for i in range(3) for end in ("json", "zip")}
+    assert pack_one(plant(tmp_path / "src", tree), tmp_path / "out", kind="files").records == 3
+
+
+def test_many_archives_take_few_descriptors(tmp_path: Path) -> None:
+    tars = {f"x{2 * i:03}.tar": tar({f"{i}.jpg": noise(str(i), 60)}) for i in range(150)}
+    source = plant(tmp_path / "tars", tars)
+    program = (
+        "import resource, sys\nfrom shardio import pack\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (110, 110))\n"
+        "print(pack(sys.argv[1], sys.argv[2], jobs=1)[0].records)\n"
+    )
+    command = [sys.executable, "-c", program, str(source), str(tmp_path / "out")]
+    done = subprocess.run(
+        command, env=environment(), timeout=LIMIT_S, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "150\n", done.stderr
+
+
+def test_a_process_may_pack_an_archive_again(tmp_path: Path) -> None:
+    """What was unpacked for the first time is gone."""
+    source = write(tmp_path / "x.tgz", FORMS["a.tar.gz"](images()))
+    for size in (10_000, 20_000):
+        pack_one(source, tmp_path / "out", overwrite=True, shard_size=size, max_records=None)
+
+
+def test_what_is_refused_after_it_was_unpacked_leaves_nothing(tmp_path: Path) -> None:
+    source = write(tmp_path / "x.tgz", FORMS["a.tar.gz"]({"a/1.txt": b"x", "b/2.txt": b"y"}))
+    pack_one(plant(tmp_path / "tree", images()), tmp_path / "out")
+    there = content(tmp_path / "out")
+    with pytest.raises(ShardioError):
+        pack_one(source, tmp_path / "out", kind="imagefolder")
+    assert content(tmp_path / "out") == there
+
+
+def test_what_waits_goes_on_where_the_writer_gave_up(tmp_path: Path) -> None:
+    """The file that it waits for is removed by whoever gives up."""
+    source = extent_of(os.fsencode(write(tmp_path / "x.tgz", FORMS["a.tar.gz"](images()))))
+    out = tmp_path / "out"
+    name = Inflating(str(out)).inflate(source, "gzip").name
+    (out / name).unlink()
+    program = (
+        "import os, sys, time\nfrom shardio.storage.local import OnceFile\n"
+        "file = OnceFile(sys.argv[1], sys.argv[2], b'')\nassert file.take()\n"
+        "print('held', flush=True)\nsys.stdin.readline()\n"
+        "os.unlink(os.path.join(sys.argv[1], sys.argv[2]))\n"
+    )
+    command = [sys.executable, "-c", program, str(out), name]
+    with subprocess.Popen(
+        command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout is not None and writer.stdin is not None
+        assert writer.stdout.readline() == "held\n"
+        stdin = writer.stdin
+
+        def tell(line: str) -> None:
+            if "waiting for another process" in line:
+                stdin.write("\n")
+                stdin.flush()
+
+        found = Inflating(str(out), tell=tell).inflate(source, "gzip")
+    assert (out / found.name).stat().st_size == found.file_size
+
+
+def test_a_bomb_of_zips_ends_after_two_levels(tmp_path: Path) -> None:
+    data = deflated({"c/1.jpg": JPEG})
+    for _ in range(4):
+        data = deflated({f"{i}.zip": data for i in range(3)})
+    with pytest.raises(SourceError, match="compressed three times over"):
+        pack_one(write(tmp_path / "x.zip", data), tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*"))
 
 
 def test_options_of_folders_hold_for_archives(tmp_path: Path) -> None:

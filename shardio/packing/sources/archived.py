@@ -22,11 +22,19 @@ from .archives.inflate import Inflating
 from .archives.tar_members import list_tar
 from .archives.tree import is_plain_tar
 from .base import SourceRequest
-from .files import DiskFolder, folder_of, is_archive, not_images, without_suffix
+from .files import (
+    DiskFolder,
+    folder_of,
+    ignores_nothing,
+    is_archive,
+    is_ignored,
+    not_images,
+    without_suffix,
+)
 
 FOLDERS = ("imagefolder", "files", "trees")  # kinds of sources whose files are found by walking
 _LOOKED = 3  # folders that are looked into for archives
-_MEMBERS = 1_000  # of a tar, that are looked at
+_MEMBERS = 10_000  # of a tar, that are looked at; all, where they are no images
 _DIGITS = re.compile(rb"(\d+)\Z")
 
 
@@ -37,17 +45,15 @@ def find_archives(request: SourceRequest) -> SourceRequest | None:
     """
     if request.kind is not None and request.kind not in FOLDERS:
         return None
-    path = request.path
-    if os.path.isdir(path):
-        return _in_folder(request)
+    path = request.path.rstrip(b"/") or b"/"
+    if os.path.isdir(path):  # a zip may be one of several files of a record
+        return None if request.kind == "files" else _in_folder(request)
     if os.path.isfile(path):
         name = os.path.basename(path)
         if not is_archive(name) or (request.kind is None and _is_grouped([path], request)):
             return None
-        return replace(
-            request,
-            files=open_archive(path, _inflating(request), ignore=request.ignore).unwrapped(),
-        )
+        folder = open_archive(path, _inflating(request), ignore=request.ignore)
+        return replace(request, files=folder if request.splits else folder.unwrapped())
     through = split_path(path)
     if through is None or not is_archive(through[0]):
         return None
@@ -67,6 +73,7 @@ def _inflating(request: SourceRequest) -> Inflating:
 
 def root_in_archive(root: bytes, request: SourceRequest) -> ArchiveFolder | None:
     """Return the folder of a root that is an archive, or lies in one; None where it is none."""
+    root = root.rstrip(b"/")
     if os.path.isfile(root) and is_archive(root):
         return open_archive(root, _inflating(request))
     if (through := split_path(root)) is not None and is_archive(through[0]):
@@ -91,7 +98,8 @@ def _in_folder(request: SourceRequest) -> SourceRequest | None:
     paths = [os.path.join(request.path, name) for name in archives]
     if request.kind is None and _is_grouped(paths, request):
         return None
-    return replace(request, files=open_folder_of_archives(folder, _inflating(request)).unwrapped())
+    found = open_folder_of_archives(folder, _inflating(request))
+    return replace(request, files=found if request.splits else found.unwrapped())
 
 
 def _is_grouped(paths: Sequence[bytes], request: SourceRequest) -> bool:
@@ -99,19 +107,10 @@ def _is_grouped(paths: Sequence[bytes], request: SourceRequest) -> bool:
 
     Raises OptionError where they might be both.
     """
-    if not all(map(is_plain_tar, paths)):
-        return False
-    extent = extent_of(paths[0])
-    try:
-        with contextlib.closing(extent.location.open(extent.name)) as file:
-            table = list_tar(Part(file, extent), extent.shown, _MEMBERS)
-    except (DamageError, SourceError, StorageError):
-        return True  # whoever reads it says so
-    members = {pair for path in table.paths if (pair := split_name(path)) is not None}
-    if any(map(is_archive, table.paths)) or not members:
+    members = _first_members(paths[0], request) if all(map(is_plain_tar, paths)) else set()
+    if not members:
         return False
     images = {key for key, ending in members if not not_images([b"." + ending])}
-    beside = [(key, ending) for key, ending in members if not_images([b"." + ending])]
     several = Counter(key for key, _ in members)
     grouped = {key for key in images if several[key] > 1}
     if not images:
@@ -126,8 +125,9 @@ def _is_grouped(paths: Sequence[bytes], request: SourceRequest) -> bool:
                 "  --from webdataset   shards of one dataset, without labels"
             )
         return False
-    numbered = any(ending.decode("latin-1").lower() in INTS for _, ending in beside)
-    if in_folders > 1 and not numbered:
+    numbered = any(ending.decode("latin-1").lower() in INTS for _, ending in members)
+    half = 2 * len(grouped) >= len(images)
+    if half and in_folders > 1 and not numbered:
         raise OptionError(
             f"{request.shown}: images in its folders have files beside them that differ only in "
             f"their endings, such as those of {printable(min(grouped))}. So it cannot be told what "
@@ -135,7 +135,24 @@ def _is_grouped(paths: Sequence[bytes], request: SourceRequest) -> bool:
             "  --from imagefolder  one image, labelled by its folder; other files are problems\n"
             "  --from webdataset   all files of one name; labels come from .cls files only"
         )
-    return 2 * len(grouped) >= len(images)
+    return half
+
+
+def _first_members(path: bytes, request: SourceRequest) -> set[tuple[bytes, bytes]]:
+    """Return keys and endings of the first members of a tar; none if archives are among them."""
+    extent = extent_of(path)
+    try:
+        with contextlib.closing(extent.location.open(extent.name)) as file:
+            paths = list_tar(Part(file, extent), extent.shown, _MEMBERS).paths
+            if len(not_images(paths)) == len(paths):  # they may come later
+                paths = list_tar(Part(file, extent), extent.shown).paths
+    except (DamageError, SourceError, StorageError):
+        return set()  # whoever reads it as a folder says so
+    ignores = is_ignored if request.ignore else ignores_nothing
+    seen = [path for path in paths if not any(map(ignores, path.split(b"/")))]
+    if any(map(is_archive, seen)):
+        return set()
+    return {pair for path in seen if (pair := split_name(path)) is not None}
 
 
 def _are_numbered(paths: Sequence[bytes]) -> bool:

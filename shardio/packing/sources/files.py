@@ -433,7 +433,7 @@ class Walk:
         elif stat.S_ISDIR(mode):
             here = identity(status)
             if here in above:
-                self.problems.append((key, "is a link to a folder that contains it"))
+                self.problems.append((key, LOOP))
             else:
                 stack.append((key + b"/", (*above, here)))
         elif (why := unfit(status)) is not None:
@@ -446,6 +446,7 @@ def is_own(name: bytes) -> bool:
 
 
 MISSING = "there is no such file"
+LOOP = "is a link to a folder that contains it"
 
 
 def unfit(status: os.stat_result) -> str | None:

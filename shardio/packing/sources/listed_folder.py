@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from .base import Ints, Problem, Seen, Top, Walked
-from .files import MISSING, is_ignored, is_own, note_ignored, unfit_size
+from .files import LOOP, MISSING, is_ignored, is_own, note_ignored, unfit_size
 
 
 @dataclass
@@ -57,14 +57,19 @@ class ListedFolder:
             at = bisect_left(keys, self._inner + name + b"0", at, stop)  # 0 comes next to the slash
         for path in self._within(self.listed.folders):
             folders[path.partition(b"/")[0]] = True
-        for path in self._within([path for path, _ in self.listed.problems]):
-            name, slash, _ = path.partition(b"/")
+        loops = []
+        for full, why in self.listed.problems:
+            if not full.startswith(self._inner):
+                continue
+            name, slash, _ = full[len(self._inner) :].partition(b"/")
             if slash:
                 folders[name] = True
+            elif why == LOOP:
+                loops.append(name)
             else:
                 files.append(name)
         ignored = [name for name in folders if self.ignores(name)]
-        return Top([name for name in folders if name not in ignored], files, [], ignored)
+        return Top([name for name in folders if name not in ignored], files, loops, ignored)
 
     def is_there(self) -> bool:
         """Return True if files lie in it. Raises OptionError, StorageError."""

@@ -50,7 +50,7 @@ class Extent:
     start: int = 0  # byte of the file at which it begins
     file_size: int = -1  # bytes of the file, and its time of change, when it was listed; -1: none
     file_stamp: int = 0
-    is_unpacked: bool = False  # the file is one of ours, into which it was inflated
+    unpacked: int = 0  # times that it, or one around it, was inflated into a file of ours
 
     def inside(self, path: bytes, start: int, size: int) -> Extent:
         """Return an archive in it, whose bytes lie there as they are."""

@@ -14,10 +14,12 @@ from ..base import ReadFile, Rejected, SourceFolder, Walked
 from ..files import changed, ignores_nothing, is_ignored, mtime
 from ..listed_folder import Listed, ListedFolder
 from .extent import Bytes, Extent, Part, extent_of
-from .inflate import Inflating
+from .inflate import Inflating, is_there
 from .member_table import PLAIN
 from .tree import Tree, tree_of_archive, tree_of_folder
 from .zip_members import read_member
+
+_MOST_OPEN = 64  # archives of a source, in a process
 
 
 class ArchiveFolder(ListedFolder):
@@ -48,7 +50,7 @@ class ArchiveFolder(ListedFolder):
     @property
     def is_unpacked(self) -> bool:
         """Return whether an archive of it was compressed as a whole, and is a file of ours now."""
-        return any(extent.is_unpacked for extent in self._tree.extents)
+        return any(extent.unpacked for extent in self._tree.extents)
 
     def below(self, path: bytes) -> ArchiveFolder:
         """Return a folder in it."""
@@ -93,6 +95,9 @@ class ArchiveFolder(ListedFolder):
         tree, full = self._tree, self._inner + path
         row = bisect_left(tree.paths, full)
         if row == len(tree.paths) or tree.paths[row] != full:
+            full = self.full(path) or b""  # of a listing, with `.` or `//` in it
+            row = bisect_left(tree.paths, full)
+        if row == len(tree.paths) or tree.paths[row] != full:
             raise changed(path, "it is gone from the archive")
         extent = tree.extents[tree.which[row]]
         if tree.sizes[row] != size or extent.stamp != stamp:
@@ -114,6 +119,8 @@ class ArchiveFolder(ListedFolder):
         """Return the file of an extent, which must be the one that was listed."""
         key = id(extent.location), extent.name
         if (file := files.get(key)) is None:
+            if len(files) == _MOST_OPEN:
+                files.pop(next(iter(files))).close()
             try:
                 file = files[key] = extent.location.open(extent.name)
             except FileNotFoundError:
@@ -155,7 +162,8 @@ def open_folder_of_archives(folder: SourceFolder, inflating: Inflating) -> Archi
 
 def _known(key: tuple[Any, ...], make: Callable[[], Tree]) -> Tree:
     """Return what was listed last, if it was this; else list it."""
-    if (tree := _KNOWN.get(key)) is None:
+    tree = _KNOWN.get(key)
+    if tree is None or not all(map(is_there, tree.extents)):
         tree = make()
         _KNOWN.clear()
         _KNOWN[key] = tree
@@ -165,7 +173,9 @@ def _known(key: tuple[Any, ...], make: Callable[[], Tree]) -> Tree:
 def split_path(path: bytes) -> tuple[bytes, bytes] | None:
     """Return the archive that a path leads through, and the path in it; None where none does."""
     inner: list[bytes] = []
+    path = path.rstrip(b"/")
     while path and not os.path.lexists(path):
-        path, _, name = path.rstrip(b"/").rpartition(b"/")
+        path, _, name = path.rpartition(b"/")
+        path = path.rstrip(b"/")
         inner.insert(0, name)
-    return (path, b"/".join(filter(None, inner))) if inner and os.path.isfile(path) else None
+    return (path, b"/".join(inner)) if inner and os.path.isfile(path) else None

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
 
-from ....errors import DamageError, printable
+from ....errors import DamageError, SourceError, printable
 from ....formats.foreign.inflate import unzstd_pieces
 from ....storage import local
 from ....storage.local import LocalDirectory
@@ -36,7 +36,8 @@ _MAGIC = b"shardio: an archive, unpacked for packing\n"
 _HEAD = 4096  # bytes before the archive
 _WHOLE, _PART = ((_MAGIC + what).ljust(_HEAD, b"\0") for what in (b"whole", b"part"))
 _WAIT_S = 0.2  # for another process that unpacks the same archive
-_NAME = re.compile(r"unpacked-[0-9a-f]{16}\Z")
+_NAME = re.compile(r"unpacked-[0-9a-f]{16}(-[0-9a-f]{16})?\Z")
+_NAMED = len("unpacked-") + 16
 _PIECE = 1 << 20  # bytes that are inflated at a time
 _BACK = 256 << 10  # bytes that a stream still holds, for reads that go back a little
 # First bytes, and what reads such a file.
@@ -62,21 +63,18 @@ class Inflating:
 
         kind: "gzip", "bzip2", "xz", "zstd", or "deflate" of a zip's member.
         """
+        if extent.unpacked > 1:
+            raise SourceError(f"{extent.shown}: it is compressed three times over; unpack it first")
         if self.directory is None:
             stream = _Streamed(extent, kind)
-            return replace(extent, location=stream, size=stream.size, start=0, is_unpacked=True)
-        seal = hashlib.sha256(
-            f"{extent.name}\0{extent.start}\0{extent.size}".encode("utf-8", "surrogateescape")
-        )
+            return replace(
+                extent, location=stream, size=stream.size, start=0, unpacked=extent.unpacked + 1
+            )
+        named = f"{getattr(extent.location, 'root', '')}\0{extent.shown}\0{extent.size}"
+        seal = hashlib.sha256(named.encode("utf-8", "surrogateescape"))
         seal.update(extent.stamp.to_bytes(8, "little", signed=True))
-        name = f"unpacked-{seal.hexdigest()[:16]}"
+        name = self._unpack(extent, kind, f"unpacked-{seal.hexdigest()[:16]}")
         path = os.path.join(self.directory, name)
-        local.make_directory(self.directory)
-        with contextlib.closing(local.OnceFile(self.directory, name, _WHOLE)) as file:
-            while not file.take():
-                time.sleep(_WAIT_S)
-            if not file.is_whole:
-                self._write(extent, kind, file, name)
         status = os.stat(path)
         return replace(
             extent,
@@ -86,8 +84,32 @@ class Inflating:
             start=_HEAD,
             file_size=status.st_size,
             file_stamp=mtime(status),
-            is_unpacked=True,
+            unpacked=extent.unpacked + 1,
         )
+
+    def _unpack(self, extent: Extent, kind: str, name: str) -> str:
+        """Write the file, or wait until another process has; return its name."""
+        assert self.directory is not None
+        local.make_directory(self.directory)
+        waited = False
+        while True:
+            with contextlib.closing(local.OnceFile(self.directory, name, _WHOLE)) as file:
+                while not file.take():
+                    if not waited and self.tell is not None:
+                        self.tell(f"{extent.shown}: waiting for another process, which unpacks it")
+                    waited = True
+                    time.sleep(_WAIT_S)
+                if file.is_whole:
+                    return name
+                if not file.locks:  # each process has a file of its own
+                    name = f"{name[:_NAMED]}-{local.token()}"
+                elif file.is_there:  # else whoever wrote it gave up
+                    self._write(extent, kind, file, name)
+                    return name
+            if not file.locks:
+                with contextlib.closing(local.OnceFile(self.directory, name, _WHOLE)) as own:
+                    self._write(extent, kind, own, name)
+                return name
 
     def _write(self, extent: Extent, kind: str, out: local.OnceFile, name: str) -> None:
         assert self.directory is not None
@@ -109,6 +131,14 @@ class Inflating:
         except BaseException:
             local.remove(os.path.join(self.directory, name))
             raise
+
+
+def is_there(extent: Extent) -> bool:
+    """Return whether the file of an archive is there, if it is one of ours."""
+    place = extent.location
+    if not extent.unpacked or not isinstance(place, LocalDirectory):
+        return True
+    return os.path.exists(os.path.join(place.root, extent.name))
 
 
 def is_unpacked(directory: str, name: str) -> bool:
@@ -181,8 +211,33 @@ def _pieces(file: BinaryIO, kind: str, shown: str) -> Iterator[bytes]:
     elif kind == "gzip":
         reader = gzip.GzipFile(fileobj=file)
     else:
-        reader = (bz2.BZ2File if kind == "bzip2" else lzma.LZMAFile)(file)
+        return _streams(file, kind)
     return iter(lambda: reader.read(_PIECE), b"")
+
+
+def _streams(file: BinaryIO, kind: str) -> Iterator[bytes]:
+    """Yield the content of all streams in a file. Raises ValueError for what lies behind them."""
+    new = bz2.BZ2Decompressor if kind == "bzip2" else lzma.LZMADecompressor
+    one: Any = None
+    given = b""
+    while True:
+        given = given or file.read(_PIECE)
+        if one is None and kind == "xz" and given:  # zeros may lie between and behind streams
+            given = given.lstrip(b"\0")
+            if not given:
+                continue
+        if not given:
+            break
+        one = one or new()
+        data = one.decompress(given, _PIECE)
+        given = b""
+        while data or not (one.needs_input or one.eof):
+            yield data
+            data = b"" if one.needs_input or one.eof else one.decompress(b"", _PIECE)
+        if one.eof:
+            given, one = one.unused_data, None
+    if one is not None:
+        raise EOFError("it ends within a stream")
 
 
 class _Deflated:
@@ -212,7 +267,7 @@ class _Streamed:
         self._file: Any = None
         self._held, self._at = b"", 0  # the bytes that were inflated last, and where they begin
         self.size = sum(map(len, self._begin()))
-        self.close()
+        self._stop()
 
     def open(self, name: str) -> _Streamed:
         """Return the file."""
@@ -235,13 +290,18 @@ class _Streamed:
         """Do nothing."""
 
     def close(self) -> None:
-        """Close the compressed file."""
+        """Do nothing: what is read next may lie behind what was read last."""
+
+    def _stop(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
 
+    def __del__(self) -> None:
+        self._stop()
+
     def _begin(self) -> Iterator[bytes]:
-        self.close()
+        self._stop()
         self._file = self._extent.location.open(self._extent.name)
         source = _PartStream(Part(self._file, self._extent))
         return _inflated(source, self._kind, self._extent.shown)

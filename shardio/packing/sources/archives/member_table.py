@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ....errors import SourceError, printable
 from ..base import Problem
+from ..files import LOOP
 
 # How the bytes of a member lie: at its start; behind a zip's local header there, as they are or
 # deflated.
@@ -20,14 +21,15 @@ PLAIN, STORED, DEFLATED = range(3)
 
 _MOST_LINKS = 40  # that are followed one after the other, as Linux does
 _MOST_ALIASES = 10_000_000  # of all links: a few that lead to one another are a bomb
+_MOST_VISITS = 100_000  # of folders, through links
 
 
 class Link(NamedTuple):
-    """A member that leads to another: by a path from its own folder, or from the top."""
+    """A member that leads to another, by a path from its own folder."""
 
     path: bytes
     target: bytes
-    is_hard: bool
+    at: int  # members that are files, before it
 
 
 class MemberTable:
@@ -45,6 +47,8 @@ class MemberTable:
         self.outside: list[bytes] = []  # names that lead out of the archive
         self.links: list[Link] = []
         self.number = 0  # of its archive among others
+        self.dropped: set[int] = set()  # rows that something later replaced
+        self._rows: dict[bytes, int] | None = None
 
     def add(self, path: bytes, size: int, start: int) -> None:
         """Add a member whose bytes lie at `start` as they are."""
@@ -58,6 +62,20 @@ class MemberTable:
         self.packed = self.sizes[:]
         self.checksums = array("I", bytes(4 * count))
         self.ways = array("B", bytes(count))
+
+    def add_hard_link(self, path: bytes, target: bytes) -> None:
+        """Add a file under a second name: what has the first one now, not what comes later."""
+        if self._rows is None:
+            self._rows = {one: row for row, one in enumerate(self.paths)}
+        for row in range(len(self._rows), len(self.paths)):
+            self._rows[self.paths[row]] = row
+        found = plain_path(target)
+        row = self._rows.get(found, -1) if found else -1
+        if row >= 0:
+            self.add(path, self.sizes[row], self.starts[row])
+        else:
+            where = "outside of the archive" if found is None else "which is not in the archive"
+            self.problems.append((path, f"is a hard link to {printable(target)}, {where}"))
 
     def follow_links(self) -> None:
         """Replace the links by what they lead to; those that lead out of it are problems."""
@@ -78,50 +96,70 @@ class _Links:
     def __init__(self, table: MemberTable) -> None:
         self._table = table
         self._rows = {path: row for row, path in enumerate(table.paths)}
+        # Of a link and a file with one name, and of two links, the later one counts.
+        self._links = {
+            one.path: one for one in table.links if self._rows.get(one.path, -1) < one.at
+        }
+        for path in self._links:
+            if path in self._rows:
+                table.dropped.update(i for i, one in enumerate(table.paths) if one == path)
+                del self._rows[path]
         self._order = sorted(self._rows)
-        self._links = {one.path: one for one in table.links}
         self._link_order = sorted(self._links)
-        self._aliases = 0
+        self._folders = sorted(table.folders)
+        self._aliases = self._visits = 0
 
     def follow(self) -> None:
         """Add the file, or all files of the folder, that each link leads to."""
+        for path in self._links:
+            for found in self._below(self._order, path):
+                why = "lies in a folder that is a link, by another member"
+                self._table.problems.append((found, why))
+                self._table.dropped.add(self._rows[found])
         for one in self._links.values():
-            if one.path not in self._rows:  # else a file of this name came later
-                self._add(one.path, one, ())
+            self._add(one.path, one, _ancestors(one.path))
 
     def _add(self, path: bytes, link: Link, above: tuple[bytes, ...]) -> None:
-        """Add what a link leads to under a path. above: folders that were led to before."""
-        kind = "hard link" if link.is_hard else "link"
+        """Add what a link leads to under a path. above: folders that lead there."""
         shown = printable(link.target)
         try:
             target = self._resolved(link)
         except ValueError as error:
-            self._table.problems.append((path, f"is a {kind} {error}"))
+            self._table.problems.append((path, f"is a link {error}"))
             return
         if (row := self._rows.get(target)) is not None:
             self._alias(row, path)
-        elif self._is_folder(target):
-            if not target or (link.path + b"/").startswith(target + b"/") or target in above:
-                why = "is a link to a folder that contains it"
-                self._table.problems.append((path, why))
-                return
-            self._add_folder(path, target, above)
-        else:
-            why = f"is a {kind} to {shown}, which is not in the archive"
+        elif not self._is_folder(target):
+            why = f"is a link to {shown}, which is not in the archive"
             self._table.problems.append((path, why))
+        elif not target or target in above:
+            self._table.problems.append((path, LOOP))
+        elif len(above) > _MOST_LINKS:
+            self._table.problems.append((path, f"leads through over {_MOST_LINKS} folders"))
+        else:
+            self._add_folder(path, target, above)
 
     def _add_folder(self, path: bytes, target: bytes, above: tuple[bytes, ...]) -> None:
-        start = target + b"/"
-        for place in range(bisect_left(self._order, start), len(self._order)):
-            found = self._order[place]
-            if not found.startswith(start):
-                break
+        self._visits += 1
+        if self._visits > _MOST_VISITS:
+            raise SourceError(f"its links lead through over {_MOST_VISITS:,} folders")
+        self._table.folders.add(path)
+        for found in self._below(self._folders, target):
+            self._table.folders.add(path + found[len(target) :])
+        for found in self._below(self._order, target):
             self._alias(self._rows[found], path + found[len(target) :])
-        for place in range(bisect_left(self._link_order, start), len(self._link_order)):
-            found = self._link_order[place]
-            if not found.startswith(start):
-                break
-            self._add(path + found[len(target) :], self._links[found], (*above, target))
+        for found in self._below(self._link_order, target):
+            within = (*above, target, *_ancestors(found)[len(_ancestors(target)) + 1 :])
+            self._add(path + found[len(target) :], self._links[found], within)
+
+    @staticmethod
+    def _below(paths: list[bytes], folder: bytes) -> Iterator[bytes]:
+        """Yield those of sorted paths that lie in a folder."""
+        start = folder + b"/"
+        for place in range(bisect_left(paths, start), len(paths)):
+            if not paths[place].startswith(start):
+                return
+            yield paths[place]
 
     def _alias(self, row: int, path: bytes) -> None:
         self._aliases += 1
@@ -130,14 +168,13 @@ class _Links:
         self._table.copy_row(row, path)
 
     def _is_folder(self, path: bytes) -> bool:
-        place = bisect_left(self._order, path + b"/")
-        there = place < len(self._order) and self._order[place].startswith(path + b"/")
-        return not path or there or path in self._table.folders
+        there = next(self._below(self._order, path), None) is not None
+        links = next(self._below(self._link_order, path), None) is not None
+        return not path or there or links or path in self._table.folders
 
     def _resolved(self, link: Link) -> bytes:
         """Return where a link leads in the end. Raises ValueError, for a message."""
-        above = [] if link.is_hard else link.path.split(b"/")[:-1]
-        todo: list[bytes] = [*above, *_parts(link.target)]
+        todo: list[bytes] = [*link.path.split(b"/")[:-1], *_parts(link.target)]
         done: list[bytes] = []
         followed = 0
         while todo:
@@ -155,9 +192,14 @@ class _Links:
             followed += 1
             if followed > _MOST_LINKS:
                 raise ValueError("that leads into itself")
-            done = [] if other.is_hard else done[:-1]
-            todo = [*_parts(other.target), *todo]
+            done, todo = done[:-1], [*_parts(other.target), *todo]
         return b"/".join(done)
+
+
+def _ancestors(path: bytes) -> tuple[bytes, ...]:
+    """Return the folders that a path lies in."""
+    parts = path.split(b"/")
+    return tuple(b"/".join(parts[:count]) for count in range(1, len(parts)))
 
 
 def _parts(target: bytes) -> Sequence[bytes]:
@@ -171,9 +213,10 @@ def plain_path(name: bytes) -> bytes | None:
 
     As tar and unzip would write it, but that these also take what begins with a slash.
     """
-    if not (name.startswith((b"/", b".")) or b"/." in name or b"//" in name or name[-1:] == b"/"):
+    odd = name.startswith((b"/", b".")) or b"/." in name or b"//" in name or b"\0" in name
+    if not odd and name[-1:] != b"/":
         return name
-    if name.startswith(b"/"):
+    if name.startswith(b"/") or b"\0" in name:
         return None
     parts = [part for part in name.split(b"/") if part not in (b"", b".")]
     return None if b".." in parts else b"/".join(parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....errors import DamageError, SourceError, printable
-from ....formats.foreign.tar import Alike, Blocks, Readable, Unusable, walk_files
+from ....formats.foreign.tar import BLOCK, Alike, Blocks, Readable, Unusable, walk_files
 from .member_table import Link, MemberTable, plain_path
 
 
@@ -16,16 +16,20 @@ def list_tar(file: Readable, shown: str, most: int | None = None) -> MemberTable
     last = b""
 
     def other(name: bytes, kind: bytes, at: int, length: int, link: bytes) -> int:
-        if kind in b"VD":  # the label of the volume; a list of the files in a folder
-            return length
         path = plain_path(name)
+        if kind in b"VD":  # the label of the volume; a folder, with a list of the files in it
+            if kind == b"D" and path:
+                table.folders.add(path)
+            return length
         if path is None:
             table.outside.append(name)
         elif kind == b"5":
             if path:
                 table.folders.add(path)
-        elif kind in b"12":
-            table.links.append(Link(path, link, kind == b"1"))
+        elif kind == b"1":
+            table.add_hard_link(path, link)
+        elif kind == b"2":
+            table.links.append(Link(path, link, len(table.paths)))
         elif kind in b"346":
             what = "FIFO" if kind == b"6" else "device"
             table.problems.append((path, f"is a {what}, not a file; it was not opened"))
@@ -51,6 +55,11 @@ def list_tar(file: Readable, shown: str, most: int | None = None) -> MemberTable
                 table.outside.append(name)
             if len(table.paths) == most:
                 break
+        else:
+            if any(file.read(max(0, file.size - BLOCK), min(BLOCK, file.size))):
+                raise ValueError(
+                    f"byte {file.size}: it ends without the zeros that end a tar; it was cut short"
+                )
     except Unusable as error:
         raise SourceError(f"{shown}: {error}") from None
     except ValueError as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +56,7 @@ def tree_of_archive(extent: Extent, ignores: Callable[[bytes], bool], inflating:
     Raises DamageError, OptionError, SourceError, StorageError.
     """
     builder = _Builder(ignores, inflating)
-    builder.add_archive(extent, b"")
+    builder.add_archive(extent)
     return builder.finish(extent.shown)
 
 
@@ -81,54 +81,48 @@ def tree_of_folder(folder: SourceFolder, walked: Walked, inflating: Inflating) -
 class _Builder:
     """Gathers the members of archives under their paths in one folder."""
 
-    def __init__(self, ignores: Callable[[bytes], bool], inflating: Inflating) -> None:
-        self._ignores, self._inflating = ignores, inflating
+    def __init__(
+        self, ignores: Callable[[bytes], bool], inflating: Inflating, deep: int = 0
+    ) -> None:
+        """deep: archives that lie around these."""
+        self._ignores, self._inflating, self._deep = ignores, inflating, deep
         self._extents: list[Extent] = []
         self._tables: list[tuple[MemberTable, Sequence[int], bytes]] = []
         self._folders: set[bytes] = set()
         self.problems: list[Problem] = []
         self._outside: list[Problem] = []
         self._again = 0  # members that came again in their archive
-        self._deep = 0
 
-    def add_archive(self, extent: Extent, prefix: bytes) -> None:
-        """Add the members of an archive, below a folder (with a slash, or empty)."""
-        if self._deep == _DEEP:
+    def add_archive(self, extent: Extent) -> None:
+        """Add the members of an archive."""
+        if self._deep > _DEEP:
             raise SourceError(f"{extent.shown}: lies in {_DEEP} archives, one within the other")
         file = extent.location.open(extent.name)
         try:
             part = Part(file, extent)
             kind = compression_of(part.read(0, min(BLOCK, part.size)))
             if kind is None:
-                self._add(_members(part, extent), extent, prefix, part)
+                self._add(_members(part, extent), extent, part)
         finally:
             file.close()
         if kind is not None:
-            self._deep += 1
-            self.add_archive(self._inflating.inflate(extent, kind), prefix)
-            self._deep -= 1
+            self.add_archive(self._inflating.inflate(extent, kind))
 
     def add_side_by_side(
         self, extents: Sequence[Extent], paths: Sequence[bytes], above: bytes, shown: str
     ) -> None:
         """Add archives that lie in one folder: classes as folders, others merged."""
-        self._deep += 1
         flat: list[bytes] = []
         deep: list[bytes] = []
         for extent, path in zip(extents, paths, strict=True):
-            first = len(self._tables)
-            self.add_archive(extent, above)
-            added = self._tables[first:]
-            inner = without_suffix(posixpath.basename(path)) + b"/"
-            if not self._is_class(added, len(above)):
-                deep.append(path)
-                continue
-            flat.append(path)
-            self._tables[first:] = [
-                (table, rows, above + inner + prefix[len(above) :]) for table, rows, prefix in added
-            ]
-            self._folders.add(above + inner.rstrip(b"/"))
-        self._deep -= 1
+            inner = _Builder(self._ignores, self._inflating, self._deep + 1)
+            inner.add_archive(extent)
+            is_class = inner._is_class()
+            (flat if is_class else deep).append(path)
+            name = without_suffix(posixpath.basename(path))
+            if is_class:
+                self._folders.add(above + name)
+            self._absorb(inner, above + name + b"/" if is_class else above)
         if flat and deep:
             raise OptionError(
                 f"{shown}: some archives there hold folders, such as {printable(deep[0])}, and "
@@ -160,28 +154,41 @@ class _Builder:
                 above = above[: above.rfind(b"/", 0, -1) + 1]
         return found
 
-    def _add(self, table: MemberTable, extent: Extent, prefix: bytes, part: Part) -> None:
+    def _absorb(self, inner: _Builder, prefix: bytes) -> None:
+        """Take what another builder gathered, below a folder (with a slash, or empty)."""
+        for table, rows, above in inner._tables:
+            table.number += len(self._extents)
+            self._tables.append((table, rows, prefix + above))
+        self._extents += inner._extents
+        self._folders.update(prefix + path for path in inner._folders)
+        self.problems += [(prefix + path, why) for path, why in inner.problems]
+        self._outside += inner._outside
+        self._again += inner._again
+
+    def _add(self, table: MemberTable, extent: Extent, part: Part) -> None:
         """Add a table, and the archives that lie in it."""
-        number = len(self._extents)
+        table.number = len(self._extents)
         self._extents.append(extent)
-        table.number = number
         rows: Sequence[int] = range(len(table.paths))
+        if table.dropped:
+            rows = [row for row in rows if row not in table.dropped]
         nested = [row for row in rows if is_archive(table.paths[row])]
         nested = [row for row in nested if not self._is_ignored(table.paths[row])]
-        self.problems += [(prefix + path, why) for path, why in table.problems]
+        self.problems += table.problems
         self._outside += [(name, "its path leads out of the archive") for name in table.outside]
         if nested:
             inside = set(nested)
             rows = [row for row in rows if row not in inside]
-        self._tables.append((table, rows, prefix))
-        self._folders.update(prefix + path for path in table.folders)
+        self._tables.append((table, rows, b""))
+        self._folders.update(table.folders)
         if not nested:
             return
         of_path = {table.paths[row]: row for row in nested}
+        self._again += len(nested) - len(of_path)
         others = [table.paths[row] for row in rows if not self._is_ignored(table.paths[row])]
         for above, archives in self.grouped(list(of_path), others, extent.shown).items():
             extents = [self._nested(table, of_path[path], extent, part) for path in archives]
-            self.add_side_by_side(extents, archives, prefix + above, extent.shown)
+            self.add_side_by_side(extents, archives, above, extent.shown)
 
     def _nested(self, table: MemberTable, row: int, extent: Extent, part: Part) -> Extent:
         """Return the extent of an archive in another one. Raises as `add_archive`."""
@@ -198,16 +205,11 @@ class _Builder:
     def _is_ignored(self, path: bytes) -> bool:
         return any(map(self._ignores, path.split(b"/")))
 
-    def _is_class(
-        self, added: Iterable[tuple[MemberTable, Sequence[int], bytes]], skip: int
-    ) -> bool:
-        """Tell whether an archive has an image at its top, or nothing in folders.
-
-        skip: bytes of its prefix that are of the folder in which it lies.
-        """
+    def _is_class(self) -> bool:
+        """Tell whether an image lies at the top, or nothing in folders."""
         folders = False
-        for table, rows, prefix in added:
-            for path in (prefix[skip:] + table.paths[row] for row in rows):
+        for table, rows, prefix in self._tables:
+            for path in (prefix + table.paths[row] for row in rows):
                 if b"/" in path:
                     folders = folders or not self._is_ignored(path)
                 elif _IMAGES.search(path) and not self._is_ignored(path):
@@ -230,6 +232,7 @@ class _Builder:
         which = np.repeat([t.number for t, _, _ in self._tables], counts).astype(np.int32)
         order = sorted(range(len(paths)), key=paths.__getitem__)  # stable
         order = self._without_twins(order, paths, which)
+        order = self._without_folders(order, paths)
         kept = np.array(order, np.int64)
         stamps = np.array([one.stamp for one in self._extents], np.int64)
         which = which[kept]
@@ -278,16 +281,29 @@ class _Builder:
                 self._again += len(rows) - 1
         return [row for row in order if row not in dropped]
 
+    def _without_folders(self, order: list[int], paths: list[bytes]) -> list[int]:
+        """Leave out the files that are folders, too."""
+        folders: set[bytes] = set()
+        for row in order:
+            above = paths[row][: max(0, paths[row].rfind(b"/"))]
+            while above and above not in folders:
+                folders.add(above)
+                above = above[: max(0, above.rfind(b"/"))]
+        both = {row for row in order if paths[row] in folders} if folders else set()
+        why = "is a file, and a folder by the path of another member"
+        self.problems += [(paths[row], why) for row in sorted(both)]
+        return [row for row in order if row not in both] if both else order
+
 
 def _members(part: Part, extent: Extent) -> MemberTable:
     """List an archive, of the kind that its first bytes tell."""
     start = part.read(0, min(BLOCK, part.size))
     if start.startswith(b"PK\3\4") or start.startswith(b"PK\5\6"):
         table = list_zip(part, extent.shown)
+    elif extent.shown.lower().endswith(".zip") and not is_sealed(start):
+        table = list_zip(part, extent.shown)  # something lies before it; else says what is wrong
     elif len(start) == BLOCK and (is_sealed(start) or not any(start)):
         table = list_tar(part, extent.shown)
-    elif extent.shown.lower().endswith(".zip"):
-        table = list_zip(part, extent.shown)  # something may lie before it; else says what is wrong
     else:
         raise SourceError(
             f"{extent.shown}: expected a tar or zip, but it begins with '{printable(start[:12])}'"

@@ -33,6 +33,7 @@ _LOCAL = struct.Struct("<4s5H3L2H")
 _COMMENT = 1 << 16  # bytes at most
 _READ = 1 << 20
 _FULL, _FULL16 = 0xFFFFFFFF, 0xFFFF
+_WINDOWS = (0, 11)
 _UNIX, _MAC = 3, 19  # systems whose attributes are those of Unix
 _MOST_LINK = 4096  # bytes of what a link leads to
 _EXTRA = 64  # bytes that a local header's extra usually has at most
@@ -53,10 +54,13 @@ def list_zip(file: Readable, shown: str) -> MemberTable:
          attributes, offset) = fields  # fmt: skip
         if _FULL in (packed, plain, offset):
             packed, plain, offset = _zip64(extra, packed, plain, offset, f"{shown}: byte {at}")
-        name = _name(name, extra, utf8=bool(flags & 0x800))
+        name = _name(name, extra, system, utf8=bool(flags & 0x800))
         path = plain_path(name.rstrip(b"/"))
-        if path is None or b"\0" in name:
+        if path is None:
             table.outside.append(name)
+            continue
+        if name.endswith(b"/") and plain:
+            table.problems.append((path or b"/", "is a folder by its name, and has data"))
             continue
         if not path:
             continue
@@ -83,7 +87,7 @@ def list_zip(file: Readable, shown: str) -> MemberTable:
         table.packed.append(packed)
         table.checksums.append(checksum)
         table.ways.append(way)
-    if seen != count:
+    if seen != count and (seen & _FULL16 != count or count > _FULL16):
         raise DamageError(f"{shown}: its directory has {seen:,} entries, and states {count:,}")
     _take_links(table, links, file, shown)
     return table
@@ -220,9 +224,11 @@ def _extras(extra: bytes) -> Iterator[tuple[int, bytes]]:
         at += 4 + length
 
 
-def _name(name: bytes, extra: bytes, *, utf8: bool) -> bytes:
-    """Return a name as a file system of Linux has it."""
-    if name.isascii() or utf8:
+def _name(name: bytes, extra: bytes, system: int, *, utf8: bool) -> bytes:
+    """Return a name as a file system of Linux has it, as unzip makes it."""
+    if system in _WINDOWS and b"/" not in name:
+        name = name.replace(b"\\", b"/")
+    if name.isascii() or utf8 or system == _UNIX:
         return name
     for kind, data in _extras(extra):
         if kind == 0x7075 and data[1:5] == zlib.crc32(name).to_bytes(4, "little"):
@@ -236,7 +242,7 @@ def _name(name: bytes, extra: bytes, *, utf8: bool) -> bytes:
 
 def _take_links(table: MemberTable, rows: list[int], file: Readable, shown: str) -> None:
     """Take the members that are links, whose data say where they lead, for such."""
-    for row in reversed(rows):
+    for before, row in reversed(list(enumerate(rows))):
         path, size = table.paths[row], table.sizes[row]
         place = table.starts[row], table.packed[row], size, table.ways[row], table.checksums[row]
         try:
@@ -245,7 +251,7 @@ def _take_links(table: MemberTable, rows: list[int], file: Readable, shown: str)
             target = read_member(file, path, *place)
         except ValueError as error:
             raise DamageError(f"{shown}: {printable(path)}: {error}") from None
-        table.links.append(Link(path, target, is_hard=False))
+        table.links.insert(0, Link(path, target, row - before))
         for column in (table.paths, table.sizes, table.starts, table.packed):
             del column[row]
         del table.checksums[row], table.ways[row]
