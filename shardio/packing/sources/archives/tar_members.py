@@ -13,7 +13,6 @@ def list_tar(file: Readable, shown: str, most: int | None = None) -> MemberTable
     Raises DamageError, SourceError, StorageError.
     """
     table = MemberTable()
-    last = b""
 
     def other(name: bytes, kind: bytes, at: int, length: int, link: bytes) -> int:
         path = plain_path(name)
@@ -43,17 +42,18 @@ def list_tar(file: Readable, shown: str, most: int | None = None) -> MemberTable
         return 0
 
     try:
-        add = table.add
+        paths, take_size, take_start = table.paths, table.sizes.append, table.starts.append
         for name, _, start, stop, _ in walk_files(
             b"", file.size, Blocks(file).fetch, Alike(), other, check=True
         ):
             path = plain_path(name)
             if path:
-                add(path, stop - start, start)
-                last = path
+                paths.append(path)
+                take_size(stop - start)
+                take_start(start)
             else:
                 table.outside.append(name)
-            if len(table.paths) == most:
+            if len(paths) == most:
                 break
         else:
             if any(file.read(max(0, file.size - BLOCK), min(BLOCK, file.size))):
@@ -63,7 +63,7 @@ def list_tar(file: Readable, shown: str, most: int | None = None) -> MemberTable
     except Unusable as error:
         raise SourceError(f"{shown}: {error}") from None
     except ValueError as error:
-        after = f", after member {printable(last)}" if last else ""
+        after = f", after member {printable(table.paths[-1])}" if table.paths else ""
         raise DamageError(f"{shown}: {error}{after}") from None
     table.fill()
     return table
