@@ -354,6 +354,7 @@ def _detected(
 
     given: a working directory. Raises OptionError, ExistsError, SourceError.
     """
+    sources.check_kind(asked)
     output_dir.check_place(place, asked.location)
     asked = sources.detect_kind(asked)
     if executor is not None:

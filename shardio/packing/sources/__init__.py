@@ -82,16 +82,21 @@ KINDS = {
 }
 
 
-def detect_kind(request: SourceRequest) -> SourceRequest:
-    """Return a request with its kind, as asked for or by what lies there.
-
-    Raises OptionError, SourceError.
-    """
+def check_kind(request: SourceRequest) -> None:
+    """Raise OptionError for a kind that is none."""
     if request.kind is not None and request.kind not in KINDS:
         raise OptionError(
             f"--from {printable(request.kind)}: no such kind of source; "
             f"{there_are(KINDS, request.kind, len(KINDS))}"
         )
+
+
+def detect_kind(request: SourceRequest) -> SourceRequest:
+    """Return a request with its kind, as asked for or by what lies there.
+
+    Raises OptionError, SourceError.
+    """
+    check_kind(request)
     if request.label is not None:
         if request.kind not in (None, "imagefolder"):
             raise OptionError(

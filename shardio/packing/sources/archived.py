@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...errors import DamageError, OptionError, SourceError, StorageError, printable
+from ...formats import claims
 from ...formats.foreign.webdataset import INTS, split_name
+from ...names import key_text
 from ...units import show_count
 from .archives.extent import Part, extent_of
 from .archives.folder import ArchiveFolder, open_archive, open_folder_of_archives, split_path
@@ -95,6 +97,8 @@ def _in_folder(request: SourceRequest) -> SourceRequest | None:
     archives = sorted(filter(is_archive, names))
     if not archives or len(not_images(names)) < len(names):
         return None  # those beside images are problems
+    if claims(map(key_text, names)).keys() - {"webdataset"}:
+        return None  # which format is meant, is asked
     paths = [os.path.join(request.path, name) for name in archives]
     if request.kind is None and _is_grouped(paths, request):
         return None
