@@ -1,6 +1,7 @@
 """An archive is a folder: the same bytes come out of it as out of the tree that it was made of."""
 
 import bz2
+import errno
 import gzip
 import io
 import lzma
@@ -758,6 +759,22 @@ def test_what_waits_goes_on_where_the_writer_gave_up(tmp_path: Path) -> None:
 
         found = Inflating(str(out), tell=tell).inflate(source, "gzip")
     assert (out / found.name).stat().st_size == found.file_size
+
+
+def test_without_locks_each_process_unpacks_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    source = write(tmp_path / "x.tgz", FORMS["a.tar.gz"](images()))
+    pack_one(source, tmp_path / "right")
+    extent, out = extent_of(os.fsencode(source)), str(tmp_path / "out")
+    monkeypatch.setattr("fcntl.lockf", refuse)
+    one, two = (Inflating(out).inflate(extent, "gzip") for _ in range(2))
+    assert one.name != two.name and one.file_size == two.file_size
+    pack_one(source, tmp_path / "out")
+    assert content(tmp_path / "out") == content(tmp_path / "right")
 
 
 def test_a_bomb_of_zips_ends_after_two_levels(tmp_path: Path) -> None:

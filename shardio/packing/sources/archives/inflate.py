@@ -101,15 +101,11 @@ class Inflating:
                     time.sleep(_WAIT_S)
                 if file.is_whole:
                     return name
-                if not file.locks:  # each process has a file of its own
-                    name = f"{name[:_NAMED]}-{local.token()}"
+                if not file.locks and len(name) == _NAMED:  # each process has a file of its own
+                    name = f"{name}-{local.token()}"
                 elif file.is_there:  # else whoever wrote it gave up
                     self._write(extent, kind, file, name)
                     return name
-            if not file.locks:
-                with contextlib.closing(local.OnceFile(self.directory, name, _WHOLE)) as own:
-                    self._write(extent, kind, own, name)
-                return name
 
     def _write(self, extent: Extent, kind: str, out: local.OnceFile, name: str) -> None:
         assert self.directory is not None
@@ -142,12 +138,15 @@ def is_there(extent: Extent) -> bool:
 
 
 def is_unpacked(directory: str, name: str) -> bool:
-    """Return whether a file is an archive that was unpacked here, by its name and first bytes."""
+    """Return whether a file is an archive that was unpacked here, by its name and first bytes.
+
+    Whoever is killed just when it begins leaves an empty one.
+    """
     if _NAME.match(name) is None:
         return False
     try:
         with open(os.path.join(directory, name), "rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
+            return file.read(len(_MAGIC)) in (_MAGIC, b"")
     except OSError:
         return False
 
