@@ -232,7 +232,7 @@ def test_in_one_process_the_count_is_known(packed: Packed) -> None:
             next(iterator)
         assert batches(resumed(folder, dataset.state_dict(), batch_size=size)) == whole[5:]
     del iterator
-    with pytest.raises(OptionError, match=r"state_dict\(steps=t\): workers have run ahead"):
+    with pytest.raises(OptionError, match=r"state_dict\(steps=t\): workers run ahead"):
         dataset.state_dict()
 
 
