@@ -110,6 +110,11 @@ def check(place: Target, source: Location | None = None, names: Sequence[str] = 
     source: that lies outside of OUT. names: [""] for a dataset without splits.
     """
     check_place(place, source)
+    check_names(place, names)
+
+
+def check_names(place: Target, names: Sequence[str]) -> None:
+    """Raise ExistsError where splits of these names cannot be packed into OUT."""
     out = printable(place.url, 4096)
     if "" in names and place.exists(manifest.SPLITS):
         raise ExistsError(f"{out}: splits are packed here; choose another directory")

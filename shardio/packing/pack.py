@@ -441,7 +441,7 @@ def _planned(
     """
     reencode.check_tools(options)
     names = sources.split_names(asked)
-    output_dir.check(place, asked.location, names)
+    output_dir.check_names(place, names)
     if place.remote:
         output_dir.check_working_directory(directory, asked.location, names)
     folders = {name: manifest.split_folder(directory, name) for name in names}

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from support import LIMIT_S, archives
 from support.archives import FORMS, class_tars, deflated, tar, write, zipped
-from support.conformance import FileSourceConformance
+from support.conformance import FileSourceConformance, change_file
 from support.packing import grouped, interrupted
 from support.trees import (
     JPEG,
@@ -816,13 +816,7 @@ class TestTar(FileSourceConformance):
     def test_a_file_that_changes_after_the_listing_is_named(self, path: Path, change: str) -> None:
         """All members are of one file."""
         found, file = self.listing(path), self.file(path)
-        if change == "size":
-            file.write_bytes(file.read_bytes() + b"x")
-            os.utime(file, ns=(10**18, 10**18))
-        elif change == "time":
-            os.utime(file)
-        else:
-            file.unlink()
+        change_file(file, change)
         with found.source.open() as read, pytest.raises(SourceChangedError, match=file.name):
             read(0)
 

@@ -452,6 +452,17 @@ class SourceConformance:
         assert not (tmp_path / "out").exists()
 
 
+def change_file(file: Path, change: str) -> None:
+    """Change the size of a file, its time, or remove it."""
+    if change == "size":
+        file.write_bytes(file.read_bytes() + b"x")
+        os.utime(file, ns=(10**18, 10**18))
+    elif change == "time":
+        os.utime(file)
+    else:
+        file.unlink()
+
+
 class FileSourceConformance(SourceConformance):
     """A source whose records are files: it says which is the last one of the first record."""
 
@@ -464,13 +475,7 @@ class FileSourceConformance(SourceConformance):
     @pytest.mark.parametrize("change", ["size", "time", "gone"])
     def test_a_file_that_changes_after_the_listing_is_named(self, path: Path, change: str) -> None:
         found, file = self.listing(path), self.file(path)
-        if change == "size":
-            file.write_bytes(file.read_bytes() + b"x")
-            os.utime(file, ns=(10**18, 10**18))
-        elif change == "time":
-            os.utime(file)
-        else:
-            file.unlink()
+        change_file(file, change)
         place = 0 if found.places is None else int(found.places[0])
         with found.source.open() as read:
             with pytest.raises(SourceChangedError, match=file.name):

@@ -19,7 +19,7 @@ from ...formats.foreign.webdataset import INTS, split_name
 from ...names import key_text
 from ...units import show_count
 from .archives.extent import Part, extent_of
-from .archives.folder import ArchiveFolder, open_archive, open_folder_of_archives, split_path
+from .archives.folder import ArchiveFolder, open_archive, open_folder_of_archives
 from .archives.inflate import Inflating
 from .archives.tar_members import list_tar
 from .archives.tree import is_plain_tar
@@ -50,37 +50,45 @@ def find_archives(request: SourceRequest) -> SourceRequest | None:
     path = request.path.rstrip(b"/") or b"/"
     if os.path.isdir(path):  # a zip may be one of several files of a record
         return None if request.kind == "files" else _in_folder(request)
-    if os.path.isfile(path):
-        name = os.path.basename(path)
-        if not is_archive(name) or (request.kind is None and _is_grouped([path], request)):
-            return None
-        folder = open_archive(path, _inflating(request), ignore=request.ignore)
-        return replace(request, files=folder if request.splits else folder.unwrapped())
-    through = split_path(path)
-    if through is None or not is_archive(through[0]):
+    through = _split_path(path)
+    if through is None:
         return None
     archive, inner = through
-    folder = open_archive(archive, _inflating(request), ignore=request.ignore).below(inner)
+    if not inner and request.kind is None and _is_grouped([archive], request):
+        return None
+    whole = open_archive(archive, _inflating(request), ignore=request.ignore)
+    if not inner:
+        return replace(request, files=whole if request.splits else whole.unwrapped())
+    folder = whole.below(inner)
     if not folder.is_there():
         raise SourceError(
             f"{request.shown}: there is no folder {printable(inner)}/ in {printable(archive)}; "
-            f"{_some_folders(open_archive(archive, _inflating(request), ignore=request.ignore))}"
+            f"{_some_folders(whole)}"
         )
     return replace(request, files=folder)
+
+
+def root_in_archive(root: bytes, request: SourceRequest) -> ArchiveFolder | None:
+    """Return the folder of a root that is an archive, or lies in one; None where it is none."""
+    through = None if os.path.isdir(root) else _split_path(root)
+    if through is None:
+        return None
+    return open_archive(through[0], _inflating(request)).below(through[1])
 
 
 def _inflating(request: SourceRequest) -> Inflating:
     return Inflating(request.work_dir, request.progress, request.tell)
 
 
-def root_in_archive(root: bytes, request: SourceRequest) -> ArchiveFolder | None:
-    """Return the folder of a root that is an archive, or lies in one; None where it is none."""
-    root = root.rstrip(b"/")
-    if os.path.isfile(root) and is_archive(root):
-        return open_archive(root, _inflating(request))
-    if (through := split_path(root)) is not None and is_archive(through[0]):
-        return open_archive(through[0], _inflating(request)).below(through[1])
-    return None
+def _split_path(path: bytes) -> tuple[bytes, bytes] | None:
+    """Return the archive that a path is, or leads through, and the path in it; None where none."""
+    inner: list[bytes] = []
+    path = path.rstrip(b"/")
+    while path and not os.path.lexists(path):
+        path, _, name = path.rpartition(b"/")
+        path = path.rstrip(b"/")
+        inner.insert(0, name)
+    return (path, b"/".join(inner)) if os.path.isfile(path) and is_archive(path) else None
 
 
 def _in_folder(request: SourceRequest) -> SourceRequest | None:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -39,6 +39,7 @@ from .base import (
     Rejected,
     SourceFolder,
     SourceRequest,
+    Walked,
     renumber,
 )
 from .files import (
@@ -216,21 +217,34 @@ def _listing(
     """List one folder of images. names: of all classes, sorted."""
     if folders:
         check_loose(files, root, _advise(folders))
-    keys, sizes, mtimes, problems, ignored, notes = root.walk()
-    present = set(folders)
-    labels = _labels(keys, names) if folders else None
+    walked = root.walk()
+    walked.notes.extend(twins([*walked.keys, *folders]))
+    if not folders:
+        return _as_listing(root, walked, None, None, ())
+    return _as_listing(root, walked, _labels(walked.keys, names), names, folders)
+
+
+def _as_listing(
+    root: SourceFolder,
+    walked: Walked,
+    labels: Ints | None,
+    classes: Sequence[bytes] | None,
+    present: Collection[bytes],
+) -> Listing:
+    """Return the listing of the files that were found. present: the classes that are there."""
+    there = set(present)
     return Listing(
         root=root.path,
-        keys=keys,
-        sizes=sizes,
-        mtimes=mtimes,
-        source=Folder(root, keys, sizes, mtimes, labels),
-        fields=(("image", "image"), ("label", "int")) if folders else (("image", "image"),),
-        classes=tuple(map(key_text, names)) if folders else None,
-        absent=tuple(key_text(n) for n in names if n not in present) if folders else (),
-        problems=sorted(problems),
-        ignored=ignored,
-        notes=[*notes, *twins([*keys, *folders])],
+        keys=walked.keys,
+        sizes=walked.sizes,
+        mtimes=walked.mtimes,
+        source=Folder(root, walked.keys, walked.sizes, walked.mtimes, labels),
+        fields=(("image", "image"),) if classes is None else (("image", "image"), ("label", "int")),
+        classes=None if classes is None else tuple(map(key_text, classes)),
+        absent=tuple(key_text(name) for name in classes or () if name not in there),
+        problems=sorted(walked.problems),
+        ignored=walked.ignored,
+        notes=walked.notes,
     )
 
 
@@ -247,28 +261,18 @@ def _labelled(folders: Mapping[str, SourceFolder], pattern: re.Pattern[str]) -> 
     for name, walked in walks.items():
         kept = [i for i, one in enumerate(named[name]) if one is not None]
         missed = [key for key, one in zip(walked.keys, named[name], strict=True) if one is None]
-        keys, sizes, mtimes = (
-            [walked.keys[i] for i in kept],
-            walked.sizes[kept],
-            walked.mtimes[kept],
-        )
         labels = np.array([number[named[name][i] or b""] for i in kept], np.int64)
+        keys = [walked.keys[i] for i in kept]
         why = f"--label {printable(pattern.pattern)} finds no class in its path"
-        present = set(labels.tolist())
-        root = folders[name]
-        found[name] = Listing(
-            root=root.path,
+        labelled = walked._replace(
             keys=keys,
-            sizes=sizes,
-            mtimes=mtimes,
-            source=Folder(root, keys, sizes, mtimes, labels),
-            fields=(("image", "image"), ("label", "int")),
-            classes=tuple(map(key_text, classes)),
-            absent=tuple(key_text(one) for i, one in enumerate(classes) if i not in present),
-            problems=sorted([*walked.problems, *((key, why) for key in missed)]),
-            ignored=walked.ignored,
+            sizes=walked.sizes[kept],
+            mtimes=walked.mtimes[kept],
+            problems=[*walked.problems, *((key, why) for key in missed)],
             notes=[*walked.notes, *twins([*keys, *classes])],
         )
+        present = [classes[i] for i in set(labels.tolist())]
+        found[name] = _as_listing(folders[name], labelled, labels, classes, present)
     return found
 
 

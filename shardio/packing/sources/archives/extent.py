@@ -7,22 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ....errors import printable
+from ....formats.foreign.tar import Readable
 from ....names import key_text
 from ....storage.local import LocalDirectory
 from ..files import mtime
 
 
-class Bytes(Protocol):
+class Bytes(Readable, Protocol):
     """A file that is read by range."""
-
-    size: int
 
     @property
     def descriptor(self) -> int:
         """Return the system's descriptor; -1 where there is none."""
-
-    def read(self, start: int, length: int) -> bytes:
-        """Read exactly `length` bytes from `start`. Raises DamageError, StorageError."""
 
     def scattered(self) -> None:
         """Say that reads will be in no order."""

@@ -168,14 +168,3 @@ def _known(key: tuple[Any, ...], make: Callable[[], Tree]) -> Tree:
         _KNOWN.clear()
         _KNOWN[key] = tree
     return tree
-
-
-def split_path(path: bytes) -> tuple[bytes, bytes] | None:
-    """Return the archive that a path leads through, and the path in it; None where none does."""
-    inner: list[bytes] = []
-    path = path.rstrip(b"/")
-    while path and not os.path.lexists(path):
-        path, _, name = path.rpartition(b"/")
-        path = path.rstrip(b"/")
-        inner.insert(0, name)
-    return (path, b"/".join(inner)) if inner and os.path.isfile(path) else None

@@ -20,7 +20,7 @@ import re
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 from ....errors import DamageError, SourceError, printable
@@ -55,8 +55,8 @@ class Inflating:
     """Where archives are inflated, and who is told. Forked workers inherit it."""
 
     directory: str | None = None  # of the packing; None: nothing is written
-    progress: Progress | None = field(default=None, compare=False)
-    tell: Callable[[str], None] | None = field(default=None, compare=False)
+    progress: Progress | None = None
+    tell: Callable[[str], None] | None = None
 
     def inflate(self, extent: Extent, kind: str) -> Extent:
         """Return the archive in a compressed one. Raises DamageError, StorageError.
