@@ -209,7 +209,9 @@ _VALUES: dict[str, Callable[[str], Any]] = {
 }
 
 
-def read_fields(text: str | None, *, alone: bool = False) -> dict[str, str]:
+def read_fields(
+    text: str | None, *, alone: bool = False, option: str = "--fields"
+) -> dict[str, str]:
     """Read `image=jpg,label=cls`. alone: a name without another one is of "".
 
     Raises OptionError, also for a name that comes twice.
@@ -222,9 +224,9 @@ def read_fields(text: str | None, *, alone: bool = False) -> dict[str, str]:
             continue
         if not name or not (theirs or (alone and not equals)):
             expected = "NAME,NAME=THEIRS,..." if alone else "NAME=THEIRS,NAME=THEIRS"
-            raise OptionError(f"--fields {printable(text)}: expected {expected}")
+            raise OptionError(f"{option} {printable(text)}: expected {expected}")
         if name in found:
-            raise OptionError(f"--fields {printable(text)}: {printable(name)} is there twice")
+            raise OptionError(f"{option} {printable(text)}: {printable(name)} is there twice")
         found[name] = theirs
     return found
 
@@ -287,7 +289,10 @@ GOES_ON = "what is finished is kept; run the same command again to go on"  # aft
 
 # Options by the group that `--help` shows them in, the same in all commands.
 GROUPS = {
-    "What to read": "from files root fields where label class classes shard key field split splits",
+    "What to read": (
+        "from files root fields where label table split-files split-by first-label class classes "
+        "shard key field split splits"
+    ),
     "Images": "resize quality encode jpeg-tiles keep-original max-pixels decode size",
     "Shards and order": "format shard-size max-records shuffle seed keys",
     "Training": (

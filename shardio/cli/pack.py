@@ -78,6 +78,8 @@ def _group(call: dict[str, Any]) -> None:
     where = call.pop("where", None)
     call |= {"fields": read_fields(call.pop("fields", None))}
     call["where"] = conditions(where) if where else None
+    if (files := call.pop("split_files", None)) is not None:
+        call["split_files"] = read_fields(files, option="--split-files")
     call["storage"] = take_storage(call, root=False)
     for group, kind in GROUPS.items():
         named = [one.name for one in dataclasses.fields(kind)]
@@ -161,6 +163,14 @@ _PLANNED = (  # options that a plan follows from
         action="append",
     ),
     option("--label", "REGEX"),
+    option("--table", "FILE[:COLUMNS]", dest="tables", action="append"),
+    option(
+        "--split-files",
+        "NAME=FILE,...",
+        "the splits, and files that list the images of each: train=train.txt,val=val.txt",
+    ),
+    option("--split-by", "COLUMN"),
+    option("--first-label", "N"),
     option("--splits", action=BooleanOptionalAction),
     option("--ignore", action=BooleanOptionalAction),
     option("--classes", "OTHER"),

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import OptionError, printable
 from ..formats.base import MAX_RECORDS
 from ..order.subset import describe_conditions
+from ..storage.location import path_text
 from ..storage.options import Storage
 from ..units import (
     check_fields,
@@ -28,6 +29,7 @@ from ..units import (
     refuse_unknown,
 )
 from .parts import PartOptions
+from .sources.base import Joins
 
 PathLike = str | bytes | os.PathLike[Any]
 
@@ -70,6 +72,13 @@ class SourceOptions:
     classes  another dataset: number the classes as it does
     label    a regular expression with one group: the class of an image is what the group finds in
              its path, such as "^(cat|dog)[.]" for cat.12.jpg; folders are then no classes
+    tables   files of labels, CSV or other text, for the images of a folder: "labels.csv", or
+             "labels.txt:image,label" with names of the columns. Rows name images by path, name or
+             stem; or values of a column of another table. Each column becomes a field
+    split_files  the splits, and files that list the images of each: {"train": "train.txt"}
+    split_by     the column of a table that says to which split a record belongs; or with names:
+                 "is_train:train=1,test=0"
+    first_label  the least number of a class in tables, if that is not 0: it is subtracted
     ignore   leave out hidden files, and folders of NAS and systems: @eaDir, #recycle, @Recycle,
              @Recently-Snapshot, $RECYCLE.BIN, System Volume Information, lost+found, __MACOSX,
              __pycache__; default: True
@@ -84,6 +93,10 @@ class SourceOptions:
     where: Mapping[str, Any] | None = None
     classes: PathLike | None = None
     label: str | None = None
+    tables: Sequence[str] = ()
+    split_files: Mapping[str, PathLike] | None = None
+    split_by: str | None = None
+    first_label: int = 0
     ignore: bool = True
     storage: Storage | None = None
 
@@ -99,6 +112,38 @@ class SourceOptions:
                 f"fields is {printable(repr(self.fields))}: expected our names and the source's, "
                 "such as {'image': 'jpg'}"
             )
+        self.joins()
+
+    def joins(self) -> Joins:
+        """Return what is said of the records by files beside them. Raises OptionError."""
+        tables = [self.tables] if isinstance(self.tables, str) else self.tables
+        if not all(isinstance(one, str) and one for one in tables):
+            raise OptionError(
+                f"tables is {printable(repr(self.tables))}: expected files, such as "
+                "['labels.csv', 'names.txt:label,name']"
+            )
+        files = self.split_files or {}
+        if not isinstance(files, Mapping):
+            raise OptionError(
+                f"split_files is {printable(repr(files))}: expected splits and files, such as "
+                "{'train': 'train.txt', 'val': 'val.txt'}"
+            )
+        column, _, named = (self.split_by or "").partition(":")
+        pairs = [one.partition("=") for one in named.split(",") if one]
+        if self.split_by is not None and (not column or not all(v for _, _, v in pairs)):
+            raise OptionError(
+                f"split_by is {printable(repr(self.split_by))}: expected COLUMN, or "
+                "COLUMN:NAME=VALUE,NAME=VALUE"
+            )
+        if files and column:
+            raise OptionError("--split-files and --split-by both say what the splits are: give one")
+        return Joins(
+            tuple(tables),
+            {name: path_text(path) for name, path in files.items()},
+            column or None,
+            {name: value for name, _, value in pairs},
+            check_int("first_label", self.first_label, 0),
+        )
 
 
 @refuse_unknown

@@ -304,6 +304,7 @@ def _request(
         where=read.where,
         root=None if read.root is None else _given(read.root),
         label=read.label,
+        joins=read.joins(),
         ignore=read.ignore,
         jobs=jobs,
         progress=progress,
@@ -496,7 +497,8 @@ def _build(
     problems: list[Problem] = []
     for job in work:
         folder = b""
-        if job.result.split and job.result.source != "trees":  # whose problems name it
+        splits = asked.joins.splits or asked.joins.split_files  # that are no folders
+        if job.result.split and not splits and job.result.source != "trees":  # whose name it
             folder = key_bytes(job.result.split) + b"/"
         problems += [(folder + key, why) for key, why in job.build(owners, report)]
     if problems:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..errors import printable
+from ..names import KEY
 from ..units import show_count, show_size
 from .journal import REJECTED
 from .plan import Plan
@@ -71,7 +72,7 @@ class Packed(Reencoded):
     def __str__(self) -> str:
         where = printable(self.out)
         lines = [self._summary()]
-        if self.source != "imagefolder":
+        if self.source != "imagefolder" or not self.fields.keys() <= {KEY, "image", "label"}:
             lines.append(f"{self.source}: {fields_text(self.fields, self.theirs)}")
         if self.full_size:
             lines.append(

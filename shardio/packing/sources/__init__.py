@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ...errors import OptionError, printable, there_are
 from ...formats import FOREIGN, manifest
-from . import coco, files, grouped, imagefolder, listing, trees
+from . import coco, files, grouped, imagefolder, joined, listing, trees
 from .archived import FOLDERS, find_archives
-from .base import Listings, Plain, Source, SourceRequest
+from .base import Joins, Listings, Plain, Source, SourceRequest
 from .detect import detect, detect_by_url
 
 
@@ -96,8 +97,12 @@ def detect_kind(request: SourceRequest) -> SourceRequest:
 
     Raises OptionError, SourceError.
     """
+    return joined.find_splits(_with_kind(request))
+
+
+def _with_kind(request: SourceRequest) -> SourceRequest:
     check_kind(request)
-    if request.label is not None:
+    if request.label is not None and "label" not in request.fields:
         if request.kind not in (None, "imagefolder"):
             raise OptionError(
                 f"--label: for a folder of images, not for a source of kind {request.kind}"
@@ -113,7 +118,8 @@ def detect_kind(request: SourceRequest) -> SourceRequest:
 def split_names(request: SourceRequest) -> list[str]:
     """Return the splits of a source, or [""], without listing it. Raises SourceError."""
     assert request.kind is not None
-    return KINDS[request.kind].split_names(request)
+    inner = joined.inner_request(request)
+    return joined.split_names(request, KINDS[request.kind].split_names(inner))
 
 
 def list_records(request: SourceRequest) -> Listings:
@@ -124,7 +130,8 @@ def list_records(request: SourceRequest) -> Listings:
             f"--no-ignore: for folders that are packed as they are; of a source of kind "
             f"{request.kind} nothing is ignored: leave it out"
         )
-    return KINDS[request.kind].list_records(request)
+    found = KINDS[request.kind].list_records(joined.inner_request(request))
+    return joined.join(found, request)
 
 
 def check_pieces(request: SourceRequest) -> None:
@@ -145,6 +152,10 @@ def reopen(request: SourceRequest, kind: str, split: str, described: Plain, piec
     """
     open_piece = KINDS[kind].reopen
     assert open_piece is not None  # by check_pieces
-    source = open_piece(detect_kind(replace(request, kind=kind)), split, described, piece)
+    plain = detect_kind(replace(request, kind=kind, joins=Joins()))
+    if "joined" in piece:
+        source: Source = joined.reopen(described, piece, functools.partial(open_piece, plain))
+    else:
+        source = open_piece(plain, split, described, piece)
     numbers = described.get("numbers")
     return source if numbers is None else source.renumbered(numbers, ("label",))

@@ -50,7 +50,7 @@ def find_archives(request: SourceRequest) -> SourceRequest | None:
     path = request.path.rstrip(b"/") or b"/"
     if os.path.isdir(path):  # a zip may be one of several files of a record
         return None if request.kind == "files" else _in_folder(request)
-    through = _split_path(path)
+    through = split_path(path)
     if through is None:
         return None
     archive, inner = through
@@ -60,6 +60,9 @@ def find_archives(request: SourceRequest) -> SourceRequest | None:
     if not inner:
         return replace(request, files=whole if request.splits else whole.unwrapped())
     folder = whole.below(inner)
+    (seen,) = whole.look([inner])
+    if seen.why is None:  # of labels: whoever reads it knows its kind
+        return None
     if not folder.is_there():
         raise SourceError(
             f"{request.shown}: there is no folder {printable(inner)}/ in {printable(archive)}; "
@@ -70,7 +73,7 @@ def find_archives(request: SourceRequest) -> SourceRequest | None:
 
 def root_in_archive(root: bytes, request: SourceRequest) -> ArchiveFolder | None:
     """Return the folder of a root that is an archive, or lies in one; None where it is none."""
-    through = None if os.path.isdir(root) else _split_path(root)
+    through = None if os.path.isdir(root) else split_path(root)
     if through is None:
         return None
     return open_archive(through[0], _inflating(request)).below(through[1])
@@ -80,7 +83,7 @@ def _inflating(request: SourceRequest) -> Inflating:
     return Inflating(request.work_dir, request.progress, request.tell)
 
 
-def _split_path(path: bytes) -> tuple[bytes, bytes] | None:
+def split_path(path: bytes) -> tuple[bytes, bytes] | None:
     """Return the archive that a path is, or leads through, and the path in it; None where none."""
     inner: list[bytes] = []
     path = path.rstrip(b"/")

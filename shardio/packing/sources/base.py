@@ -138,6 +138,17 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Joins:
+    """What files that lie beside the records say of them."""
+
+    tables: tuple[str, ...] = ()  # FILE or FILE:COLUMNS
+    split_files: Mapping[str, str] = field(default_factory=dict)  # lists of files, by split
+    split_by: str | None = None  # the column that says to which split a record belongs
+    splits: Mapping[str, str] = field(default_factory=dict)  # its values, by the names of splits
+    first_label: int = 0  # the least number of a class there; ours is 0
+
+
+@dataclass(frozen=True)
 class SourceRequest:
     """A source, and all that is asked of it."""
 
@@ -148,6 +159,7 @@ class SourceRequest:
     where: Mapping[str, Any] | None = None
     root: str | None = None  # the folder that paths in a listing refer to
     label: str | None = None  # a regular expression that finds the class in the path of an image
+    joins: Joins = field(default_factory=Joins)
     ignore: bool = True  # leave out hidden files, and folders of systems
     # Names of its splits, where its kind was told by looking at its top, and nobody gave it.
     looked: tuple[str, ...] | None = None
@@ -224,6 +236,11 @@ class Listing:
     options: Mapping[str, Any] = field(default_factory=dict)  # recorded with those of the packing
     places: Ints | None = None  # of these records for `source`; None: 0, 1, 2, ...
     shuffled: bool = True  # when nothing is said: where reading in another order costs too much, no
+
+    @property
+    def own_places(self) -> Ints:
+        """Return the place of each record for `source`."""
+        return np.arange(len(self.keys)) if self.places is None else self.places
 
     def check_some(self, shown: str, what: str = "images") -> None:
         """Raise SourceError when nothing is listed. shown: the name of the source."""

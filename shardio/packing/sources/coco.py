@@ -27,7 +27,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ import numpy as np
 from ...errors import OptionError, SourceError, printable
 from ...formats.sample import MAX_HEAD, Sample, pack, unpack
 from ...names import KEY, key_bytes, key_text
+from .archived import root_in_archive, split_path
 from .base import (
     Ints,
     Listing,
@@ -51,6 +52,7 @@ from .base import (
 )
 from .field_names import our_names
 from .files import DiskFolder, FileSource, check_image, first_sign, folder_of, twins
+from .plain_file import plain_file
 from .store_folder import root_of
 
 _NUMBERS = ("image_id", "width", "height")
@@ -258,7 +260,7 @@ def _load(request: SourceRequest) -> dict[str, Any]:
     collects = gc.isenabled()
     gc.disable()  # nothing that JSON makes is garbage, and looking for it takes as long as parsing
     try:
-        with open(request.path, encoding="utf-8-sig") as file:
+        with plain_file(request.path, request) as path, open(path, encoding="utf-8-sig") as file:
             described = json.loads(file.read())
     except OSError as error:
         raise SourceError(f"{request.shown}: cannot be read: {error.strerror}") from None
@@ -453,17 +455,33 @@ def _root(request: SourceRequest, first: Sequence[bytes]) -> tuple[SourceFolder,
             raise OptionError(f"--root {printable(folder.path)}: expected a folder")
         return folder, []
     above, name = os.path.split(request.path)
+    places = [above]
+    if (through := split_path(request.path)) is not None:  # the images lie there, or beside it
+        places.append(os.path.join(os.path.dirname(through[0]), b"annotations"))
     tried = _usual(key_text(name))
-    for path, place in itertools.product(first, tried):
-        root = os.path.join(above, key_bytes(place))
-        if os.path.isfile(os.path.join(root, path)):
-            shown = printable(os.path.normpath(root), 4096)
-            return DiskFolder(root), [f"images are those in {shown}; --root says otherwise"]
+    for here, place in itertools.product(places, tried):
+        root = os.path.normpath(os.path.join(here, key_bytes(place)))
+        for folder in _folders(root, request):
+            if any(seen.why is None for seen in folder.look(first)):
+                shown = printable(root if isinstance(folder, DiskFolder) else folder.path, 4096)
+                return folder, [f"images are those in {shown}; --root says otherwise"]
     raise OptionError(
         f"{request.shown}: its first image, {printable(first[0])}, is in none of the usual "
         f"folders, seen from that of the file: {', '.join(map(printable, tried))}. --root DIR "
         "says where the images are"
     )
+
+
+def _folders(root: bytes, request: SourceRequest) -> Iterator[SourceFolder]:
+    """Yield the folders that may be meant by a path: there, in an archive, or an archive itself."""
+    if os.path.isdir(root):
+        yield DiskFolder(root)
+        return
+    for path in (root, root + b".zip", root + b".tar"):
+        archive = root_in_archive(path, request)
+        if archive is not None:
+            yield archive.below(os.path.basename(root))
+            yield archive
 
 
 def _usual(name: str) -> list[str]:

@@ -16,13 +16,14 @@ from ...storage.location import locate
 from ...storage.lock import JOURNAL
 from ...storage.remote import RemoteLocation
 from ...units import show_count
-from .archived import find_archives
+from .archived import find_archives, split_path
 from .archives.folder import ArchiveFolder
 from .base import SourceFolder, SourceRequest
 from .coco import is_coco, refuse_folder
 from .files import are_splits, folder_of, not_images
 from .grouped import lies_there as lies_grouped
 from .listing import is_listing
+from .plain_file import plain_file
 from .store_folder import folder_in_store
 from .trees import lies_there as lies_in_trees
 
@@ -91,12 +92,14 @@ def _kind(request: SourceRequest) -> str:
             own = dataset.format == "imagefolder" and request.root is None
             return "imagefolder" if own else "dataset"
         return "imagefolder"  # or what `_folder` finds
-    if not os.path.lexists(path):
+    there = os.path.lexists(path)
+    if not there and split_path(path) is None:
         raise SourceError(f"{request.shown}: there is no such file or directory")
-    if is_coco(path):
-        return "coco"
-    if is_listing(path):
-        return "listing"
+    with contextlib.nullcontext(path) if there else plain_file(path, request) as file:
+        if is_coco(file):
+            return "coco"
+        if is_listing(file):
+            return "listing"
     claimed = next(iter(claims([key_text(os.path.basename(path))])), None)
     if claimed is None:
         _refuse_part(path, request.shown)

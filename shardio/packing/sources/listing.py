@@ -50,6 +50,7 @@ from .files import (
     first_sign,
     twins,
 )
+from .plain_file import plain_file
 from .store_folder import root_of
 from .tables import Column, Table, ending, holds_bytes, pieces
 from .tables import read as read_table
@@ -91,6 +92,10 @@ class Rows(Source):
             "keys": [self._keys[place] for place in places.tolist()],
             "fields": {name: column.piece(rows) for name, column in self._fields.items()},
         }
+
+    def column(self, name: str, places: Ints) -> Column | None:
+        """Return the values of a column; None where there is no such."""
+        return self._fields[name].take(self._rows[places]) if name in self._fields else None
 
     def will_need(self, place: int) -> None:
         """Announce the file of a row."""
@@ -150,13 +155,14 @@ def is_listing(path: bytes) -> bool:
 
 def list_records(request: SourceRequest) -> Listings:
     """List the records of a listing. Raises SourceError, OptionError, DamageError."""
-    table = read_table(request.path)
+    with plain_file(request.path, request) as file:
+        table = read_table(file)
     if not table.rows:
         raise SourceError(f"{request.shown}: there are no rows in it")
     chosen = _choose(table, request)
     label = chosen.fields.get("label")
     if label is not None and label.kind == "str" and _has_some(label):
-        chosen.fields["label"], chosen.classes = _classes(label)
+        chosen.fields["label"], chosen.classes = number_classes(label)
     rows = np.arange(table.rows)
     if request.where is not None:
         rows = _selected(table, chosen, request)
@@ -298,7 +304,7 @@ def _keys_of(column: Column) -> tuple[list[bytes] | None, str]:
     return keys, ""
 
 
-def _classes(column: Column) -> tuple[Column, tuple[str, ...]]:
+def number_classes(column: Column) -> tuple[Column, tuple[str, ...]]:
     """Make text numbers of classes; return their names, too, in bytewise order."""
     rows = np.arange(len(column))
     seen: dict[bytes, int] = {}

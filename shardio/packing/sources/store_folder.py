@@ -240,9 +240,10 @@ def folder_in_store(request: SourceRequest) -> StoreFolder:
 def root_of(request: SourceRequest) -> SourceFolder:
     """Return the folder that the paths in a listing refer to. Raises OptionError."""
     if request.root is None:
-        return DiskFolder(os.path.dirname(os.path.abspath(request.path)))
-    location = locate(request.root, request.storage)
-    if isinstance(location, RemoteLocation):
-        return StoreFolder(location)
-    root = os.fsencode(request.root)
+        root = os.path.dirname(os.path.abspath(request.path))
+    else:
+        location = locate(request.root, request.storage)
+        if isinstance(location, RemoteLocation):
+            return StoreFolder(location)
+        root = os.fsencode(request.root)
     return root_in_archive(root, request) or DiskFolder(root)

@@ -19,11 +19,12 @@ from __future__ import annotations
 import contextlib
 import csv
 import functools
+import itertools
 import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,11 +36,13 @@ from ...formats.sample import MAX_FIELDS, MAX_HEAD, pack, unpack
 from ...names import from_file_name, key_text
 from ...storage.location import locate
 from .base import Ints
+from .field_names import PATHS
 from .files import first_sign
 
 _ROWS = 4096  # that become columns at once
 _BYTES = 16 << 20  # of text, likewise
 _MAX_LINE = 16 << 20  # bytes
+_SNIFFED = 50  # lines by which it is told what separates cells
 _MAX_CELL = MAX_HEAD  # characters; a record could not hold more
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -94,6 +97,16 @@ class Column:
         lengths = self.ends[rows + 1] - self.ends[rows]
         ends = np.append(0, np.cumsum(lengths))
         return [self.kind, b"".join(self._cut(rows)), ends, self._missing(rows)]
+
+    def take(self, rows: Ints) -> Column:
+        """Return a column of the values of these rows; None where a row is -1."""
+        kind, values, ends, missing = self.piece(rows)
+        return Column(kind, values, ends, missing | (rows < 0))
+
+    @property
+    def mask(self) -> Any:
+        """Return (rows,) bool: which values are None."""
+        return self._missing(np.arange(len(self)))
 
     def array(self) -> Any:
         """Return (rows,) values to select by: numbers, or objects of text; masked where None."""
@@ -151,6 +164,66 @@ def read(path: bytes) -> Table:
         return _READERS[form](path)
     except OSError as error:
         raise SourceError(f"{shown}: cannot be read: {error.strerror}") from None
+
+
+def read_plain(path: bytes, names: Sequence[str] = ()) -> Table:
+    """Read a table as it was written by hand or by a script, with these names of its columns.
+
+    Cells are separated by tabs, commas or blanks. Comments (#) on top are left out, and a first
+    line with the number of rows. Without `names`, a first line of words over numbers has them, also
+    if it does not name the first column; else they are column1, column2, ... With blanks, the last
+    of the `names` takes the rest of a line. Raises SourceError.
+    """
+    with contextlib.closing(_Lines(path)) as lines, _csv_errors(lines):
+        sign = {".csv": ",", ".tsv": "\t"}.get(ending(path) or "") or _separator(path, names)
+        rows = _plain_rows(lines, sign, len(names) - 1)
+        first = list(itertools.islice(rows, 3))
+        widths = [len(row) for _, row in first]
+        if widths[:1] == [1] and max(widths) > 1 and first[0][1][0].isdigit():
+            first.pop(0)
+        if not first:
+            raise SourceError(f"{lines.shown}: there are no rows in it")
+        found = _names_of([row for _, row in first])
+        if found is not None:
+            first.pop(0)
+        width = len(first[0][1]) if first else len(found or names)
+        found = [*names] or found or [f"column{i + 1}" for i in range(width)]
+        return _filled(lines, itertools.chain(first, rows), found)
+
+
+def _names_of(rows: list[list[str]]) -> list[str] | None:
+    """Return the names of columns that the first row has; None where it is a row like others."""
+    if len(rows) < 2:
+        return None
+    names, values = rows[:2]
+    number = _LOOKS["float"]
+    if any(map(number, names)) or not all(names):
+        return None
+    if len(values) == len(names) + 1:
+        return [PATHS[0], *names]
+    return names if len(names) == len(values) and any(map(number, values)) else None
+
+
+def _separator(path: bytes, names: Sequence[str]) -> str | None:
+    """Return what separates the cells of a text; None for blanks."""
+    with contextlib.closing(_Lines(path)) as lines:
+        text = [line for line in itertools.islice(lines, _SNIFFED) if line[0] != "#"]
+    for sign in ("\t", ","):
+        counts = {line.count(sign) for line in text}
+        if len(counts) == 1 and (counts == {len(names) - 1} if names else counts != {0}):
+            return sign
+    return None
+
+
+def _plain_rows(lines: _Lines, sign: str | None, most: int) -> Iterator[tuple[int, list[str]]]:
+    """Yield the cells of lines, but for comments on top. most: cuts in a line with blanks."""
+    text = itertools.dropwhile(lambda line: line[0] == "#", lines)
+    if sign is None:
+        for line in text:
+            yield lines.number, line.strip().split(None, most)
+    else:
+        for row in csv.reader(text, delimiter=sign, strict=True):
+            yield lines.number, [cell.strip() for cell in row]
 
 
 def ending(path: bytes) -> str | None:
@@ -218,15 +291,21 @@ class _Lines:
 
 
 def _csv(path: bytes, delimiter: str = ",") -> Table:
-    with contextlib.closing(_Lines(path)) as lines:
-        before = csv.field_size_limit(_MAX_CELL)
-        try:
-            return _delimited(lines, csv.reader(lines, delimiter=delimiter, strict=True), delimiter)
-        except csv.Error as error:
-            why = next((why for said, why in _CSV_ERRORS.items() if said in str(error)), str(error))
-            raise lines.error(why) from None
-        finally:
-            csv.field_size_limit(before)
+    with contextlib.closing(_Lines(path)) as lines, _csv_errors(lines):
+        return _delimited(lines, csv.reader(lines, delimiter=delimiter, strict=True), delimiter)
+
+
+@contextlib.contextmanager
+def _csv_errors(lines: _Lines) -> Iterator[None]:
+    """Raise SourceError for what `csv` refuses, with cells as long as they may be."""
+    before = csv.field_size_limit(_MAX_CELL)
+    try:
+        yield
+    except csv.Error as error:
+        why = next((why for said, why in _CSV_ERRORS.items() if said in str(error)), str(error))
+        raise lines.error(why) from None
+    finally:
+        csv.field_size_limit(before)
 
 
 _CSV_ERRORS = {  # what `csv` says, and what that means here
@@ -241,6 +320,11 @@ _CSV_ERRORS = {  # what `csv` says, and what that means here
 def _delimited(lines: _Lines, reader: Any, delimiter: str) -> Table:
     names: list[str] = next(reader, [])
     _check_header(lines, names, delimiter)
+    return _filled(lines, ((reader.line_num, row) for row in reader), names)
+
+
+def _filled(lines: _Lines, numbered: Iterable[tuple[int, list[str]]], names: list[str]) -> Table:
+    """Make a table of rows, with the numbers of their lines. Raises SourceError."""
     columns = [_Cells() for _ in names]
     rows: list[list[str]] = []
     count, begun = 0, lines.bytes
@@ -250,14 +334,14 @@ def _delimited(lines: _Lines, reader: Any, delimiter: str) -> Table:
             column.add([cell or None for cell in values])
         rows.clear()
 
-    for row in reader:
+    for number, row in numbered:
         if len(row) != len(names):
             if not row:  # an empty line
                 continue
             raise lines.error(
                 f"{len(row):,} cells, expected {len(names):,}: "
                 f"{', '.join(map(printable, names[:10]))}{', ...' if len(names) > 10 else ''}",
-                reader.line_num,
+                number,
             )
         rows.append(row)
         count += 1

@@ -133,7 +133,8 @@ class ArchiveFolder(ListedFolder):
         return file
 
 
-# What this process listed last: pieces of one source are opened one after the other.
+# What this process listed last: pieces of one source are opened one after the other. Two, since
+# labels may lie in an archive of their own.
 _KNOWN: dict[tuple[Any, ...], Tree] = {}
 
 
@@ -165,6 +166,7 @@ def _known(key: tuple[Any, ...], make: Callable[[], Tree]) -> Tree:
     tree = _KNOWN.get(key)
     if tree is None or not all(map(is_there, tree.extents)):
         tree = make()
-        _KNOWN.clear()
+        while len(_KNOWN) > 1:
+            _KNOWN.pop(next(iter(_KNOWN)))
         _KNOWN[key] = tree
     return tree

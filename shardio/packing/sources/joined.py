@@ -1,0 +1,666 @@
+"""What tables and lists that lie beside files say of them: columns, joined to the records of SRC.
+
+    --table FILE[:COLUMNS]  rows about images, which name them; or rows about values of another
+                            table, by a column of the same name
+    --split-files, --split-by  lists of images, or a column, that say to which split they belong
+
+An image is named by its path, with or without its folders and its ending. Whichever way of naming
+most rows fit is that of the table. What of a row goes into a record is hashed into the options of
+the packing, since no size or time of change would tell that it is another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...errors import OptionError, SourceError, printable, there_are
+from ...formats.sample import Sample
+from ...names import key_bytes, key_text
+from ...order.subset import mark_where
+from ...units import show_count
+from .base import (
+    Ints,
+    Joins,
+    Listing,
+    Listings,
+    Plain,
+    Read,
+    Source,
+    SourceRequest,
+    renamed,
+    some_of,
+)
+from .field_names import LABELS, check_known_fields, known, nameable
+from .listing import Rows, number_classes
+from .plain_file import plain_file
+from .tables import Column, Table, ending, read, read_plain
+
+_FIRST = {"image": 0, "label": 1}  # of the fields of a record
+_MOST_SPLITS = 20
+_TRIED = 1000  # rows of a column that are looked at for names of images
+_NUMBERED = re.compile(r"(.*)#([01]?)", re.DOTALL)  # a column of numbers of lines
+_RANGE = re.compile(r"(.+)\.\.(.+)", re.DOTALL)  # columns from one to another
+_ENDING = re.compile(rb"(?<=[^/])\.[^./]*\Z")
+
+
+class Joined(Source):
+    """The records of a listing, with columns of values beside."""
+
+    def __init__(self, source: Source, places: Ints, split: str, columns: Mapping[str, Column]):
+        """places: of the records in `source`. split: the folder of `source` there."""
+        self._source, self._places, self._split = source, places, split
+        self._columns = dict(columns)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Read]:
+        columns = [(name, column.get) for name, column in self._columns.items()]
+        with self._source.open() as read_record:
+
+            def read_joined(place: int) -> Sample:
+                sample = read_record(int(self._places[place]))
+                for name, get in columns:
+                    sample[name] = get(place)
+                return sample
+
+            yield read_joined
+
+    def will_need(self, place: int) -> None:
+        """Announce the record that a row belongs to."""
+        self._source.will_need(int(self._places[place]))
+
+    def describe(self) -> Plain:
+        """Describe the records, and where they lie."""
+        return {"joined": self._source.describe(), "split": self._split}
+
+    def piece(self, places: Ints) -> Plain:
+        """Return some records, and what is known of them."""
+        return {
+            "joined": self._source.piece(self._places[places]),
+            "columns": {name: column.piece(places) for name, column in self._columns.items()},
+            "count": len(places),
+        }
+
+    def column(self, name: str, places: Ints) -> Column | None:
+        """Return the values of a column; None where there is no such."""
+        return self._columns[name].take(places) if name in self._columns else None
+
+
+def reopen(described: Plain, piece: Plain, inner: Callable[[str, Plain, Plain], Source]) -> Joined:
+    """Open a piece of joined records. inner: opens a piece of those that lie in the source."""
+    split = described["split"]
+    source = inner(split, described["joined"], piece["joined"])
+    columns = {name: Column(*column) for name, column in piece["columns"].items()}
+    return Joined(source, np.arange(piece["count"]), split, columns)
+
+
+def inner_request(request: SourceRequest) -> SourceRequest:
+    """Return the request for the records alone, to which columns are then joined."""
+    joins, fields = request.joins, request.fields
+    if joins.tables:
+        fields = {name: theirs for name, theirs in fields.items() if not is_column(theirs)}
+    where = None if joins.tables else request.where
+    label = None if "label" in request.fields and joins.tables else request.label
+    return replace(request, joins=Joins(), fields=fields, where=where, label=label)
+
+
+def split_names(request: SourceRequest, inside: list[str]) -> list[str]:
+    """Return the splits that records are put into. inside: those of folders. Raises OptionError."""
+    joins, option = request.joins, "--split-by" if request.joins.split_by else "--split-files"
+    if joins.split_by is None and not joins.split_files:
+        return inside
+    if inside != [""]:
+        raise OptionError(
+            f"{option}: {request.shown} has splits already, its folders {some_of(inside)}; give "
+            "the path of one of them, or leave the option out"
+        )
+    return sorted(joins.splits or joins.split_files)
+
+
+def join(found: Listings, request: SourceRequest) -> Listings:
+    """Return listings with all columns that are asked for, by split. Raises as listing does."""
+    joins = request.joins
+    images = _Images(found, request)
+    columns = None
+    if joins.tables:
+        columns = _Columns(images, request)
+        starts = images.starts()
+        found = {name: columns.joined(name, one, starts[name]) for name, one in found.items()}
+    if joins.split_by is None and not joins.split_files:
+        return found
+    whole = found[""]
+    if joins.split_by is not None:
+        return _by_column(whole, _column_of(whole, joins.split_by), request)
+    return _by_files(images, whole, request)
+
+
+# --- names of images ------------------------------------------------------------------------------
+
+
+class _Images:
+    """The images of all splits, one after the other, and how they may be named."""
+
+    def __init__(self, listings: Listings, request: SourceRequest) -> None:
+        self.listings, self.request = listings, request
+        self.paths = [
+            key_bytes(f"{name}/" if name else "") + key
+            for name, listing in listings.items()
+            for key in listing.keys
+        ]
+        self.depth = max((path.count(b"/") + 1 for path in self.paths), default=1)
+        self._known: dict[tuple[int, bool], tuple[dict[bytes, int], set[bytes]]] = {}
+
+    def starts(self) -> dict[str, int]:
+        """Return the number of the first image of each split."""
+        counts = [len(listing.keys) for listing in self.listings.values()]
+        return dict(zip(self.listings, itertools.accumulate(counts, initial=0), strict=False))
+
+    def ways(self) -> Iterator[tuple[int, bool]]:
+        """Yield ways to name an image: by the last parts of its path, with its ending or not."""
+        for parts in range(self.depth, 0, -1):
+            yield parts, True
+            yield parts, False
+
+    def places(self, way: tuple[int, bool]) -> tuple[dict[bytes, int], set[bytes]]:
+        """Return the images by their names of a way, and names that several of them have."""
+        if way not in self._known:
+            found: dict[bytes, int] = {}
+            again = set()
+            for place, path in enumerate(self.paths):
+                name = _name(path, way)
+                if found.setdefault(name, place) != place:
+                    again.add(name)
+            self._known[way] = found, again
+        return self._known[way]
+
+    def way_of(self, names: Sequence[bytes]) -> tuple[int, tuple[int, bool]]:
+        """Return how many of some names are of images, and by which way of naming."""
+        best, chosen = 0, (1, True)
+        for way in self.ways():
+            found, again = self.places(way)
+            known_so = [name for name in (_name(one, way) for one in names) if name in found]
+            if len(known_so) > best:
+                best, chosen = len(known_so), way
+            if best == len(names) and not again:
+                break
+        return best, chosen
+
+    def find(
+        self, names: Iterable[bytes | None], way: tuple[int, bool], what: str
+    ) -> tuple[Ints, list[tuple[int, bytes]]]:
+        """Return (images,) the rows that name images, -1 where none does; and rows that name none.
+
+        Raises SourceError for names that several images have, and images that several rows name.
+        """
+        found, again = self.places(way)
+        rows = np.full(len(self.paths), -1, np.int64)
+        lost = []
+        for row, text in enumerate(names):
+            name = b"" if text is None else _name(text, way)
+            place = found.get(name)
+            if place is None:
+                lost.append((row, text or b""))
+                continue
+            if name in again:
+                both = [printable(path) for path in self.paths if _name(path, way) == name][:2]
+                raise SourceError(
+                    f"{what}: row {row + 1}: several images are called {printable(name)}, such as "
+                    f"{' and '.join(both)}; expected their paths"
+                )
+            if rows[place] >= 0:
+                raise SourceError(
+                    f"{what}: rows {rows[place] + 1} and {row + 1} both name "
+                    f"{printable(self.paths[place])}; expected one row for each image"
+                )
+            rows[place] = row
+        return rows, lost
+
+
+def _name(path: bytes, way: tuple[int, bool]) -> bytes:
+    """Return the last parts of a path, with its ending or not."""
+    parts, whole = way
+    if path[:1] in (b"/", b"."):
+        path = os.path.normpath(path).lstrip(b"/")
+    if path.count(b"/") >= parts:
+        path = b"/".join(path.split(b"/")[-parts:])
+    return path if whole else _ENDING.sub(b"", path)
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A table as it was given."""
+
+    shown: str
+    table: Table
+    by_order: bool  # row i is of image i, in the order of their paths
+
+
+def _read(given: str, request: SourceRequest) -> _Given:
+    """Read `FILE` or `FILE:COLUMNS`. Raises SourceError, OptionError."""
+    path, colon, listed = given.rpartition(":")
+    if not colon or os.path.lexists(given):
+        path, listed = given, ""
+    called = [name for name in listed.split(",") if name]
+    numbered = {name: match for name in called if (match := _NUMBERED.fullmatch(name))}
+    names = [name for name in called if name not in numbered]
+    plain = [match[1] or name for name, match in numbered.items()] + names
+    if len(set(plain)) < len(plain):
+        raise OptionError(f"--table {printable(given)}: expected a name of its own for each column")
+    with plain_file(os.fsencode(path), request) as file:
+        table = read_plain(file, names) if called or ending(file) is None else read(file)
+    columns = dict(table.columns)
+    for match in numbered.values():
+        if match[1]:
+            columns[match[1]] = _ints(np.arange(table.rows) + int(match[2] or 1))
+    by_order = any(not match[1] for match in numbered.values())
+    return _Given(printable(path), Table(columns, table.rows), by_order)
+
+
+class _Columns:
+    """The columns of all tables, each with a value, or None, for every image."""
+
+    def __init__(self, images: _Images, request: SourceRequest) -> None:
+        self._images, self._request = images, request
+        self._columns: dict[str, Column] = {}
+        self._unfit: list[tuple[Any, str]] = []  # (images,) bool: which cannot be packed, and why
+        self.notes: list[str] = []
+        waiting = [_read(given, request) for given in request.joins.tables]
+        add = self._add_by_name
+        while waiting:
+            done = [one for one in waiting if add(one)]
+            if not done and add == self._add_by_column:
+                self._refuse(waiting[0])
+            waiting = [one for one in waiting if one not in done]
+            add = self._add_by_column
+        self.classes: tuple[str, ...] | None = None
+        self.theirs = self._choose()
+        chosen = {name: one for name, one in self.theirs.items() if one in self._columns}
+        self.fields = {name: self._columns[theirs] for name, theirs in chosen.items()}
+        if "label" in self.theirs:
+            self.fields = {"label": self._label(self.theirs["label"])} | {
+                name: one for name, one in self.fields.items() if name != "label"
+            }
+
+    def column(self, name: str) -> Column:
+        """Return a column, by its own name or as a field. Raises OptionError."""
+        there = self._columns | self.fields
+        if name not in there:
+            raise OptionError(f"no column is called {printable(name)!r}; {there_are(there, name)}")
+        return there[name]
+
+    def joined(self, split: str, listing: Listing, start: int) -> Listing:
+        """Return the listing of a split with the columns, without images that have no row.
+
+        start: the number of its first image.
+        """
+        count = len(listing.keys)
+        here = np.arange(start, start + count)
+        fields = {name: column.take(here) for name, column in self.fields.items()}
+        good, problems = np.ones(count, np.bool_), [*listing.problems]
+        for unfit, why in self._unfit:
+            found = np.flatnonzero(unfit[here] & good)
+            problems += [(listing.keys[i], why) for i in found.tolist()]
+            good[found] = False
+        if self._request.where is not None:
+            good &= self._selected(listing, here)
+        kept = np.flatnonzero(good)
+        classes, absent = listing.classes, listing.absent
+        if "label" in fields:
+            classes = self.classes
+            there = {value for value in fields["label"].raw(kept)}
+            absent = tuple(one for i, one in enumerate(classes or ()) if i not in there)
+        kinds = dict(listing.fields) | {name: column.kind for name, column in fields.items()}
+        result = replace(
+            listing,
+            source=Joined(listing.source, listing.own_places, split, fields),
+            places=None,
+            fields=tuple(sorted(kinds.items(), key=lambda one: _FIRST.get(one[0], 2))),
+            classes=classes,
+            absent=absent,
+            problems=sorted(problems),
+            notes=[*listing.notes, *(() if start else self.notes)],
+            options={**listing.options, **self._sealed(fields, kept, listing)},
+        ).take(kept)
+        result.check_some(self._request.show(split))
+        return result
+
+    def _selected(self, listing: Listing, here: Ints) -> Any:
+        """Return (images of the split,) bool: which are asked for."""
+        where, classes = self._request.where or {}, self.classes or listing.classes
+
+        def column(name: str) -> Any:
+            own = getattr(listing.source, "labels", None) if name == "label" else None
+            if own is not None and "label" not in self.fields:
+                return own[listing.own_places]
+            return self.column(name).take(here).array()
+
+        return mark_where(where, column, len(here), classes)
+
+    def _sealed(self, fields: Mapping[str, Column], kept: Ints, listing: Listing) -> dict[str, Any]:
+        """Return the options that record what is in no file of the records."""
+        seal = hashlib.sha256()
+        for name, column in fields.items():
+            seal.update(name.encode() + b"\0")
+            column.seal(seal, kept)
+        found = renamed(self.theirs)
+        if "fields" in listing.options:
+            found["fields"] = {**listing.options["fields"], **found.get("fields", {})}
+        return {**found, "values": seal.hexdigest()[:32]}
+
+    # what tables are about
+
+    def _add_by_name(self, one: _Given) -> bool:
+        """Add the columns of a table whose rows name images; return False for another one."""
+        shown, table, count = one.shown, one.table, len(self._images.paths)
+        if one.by_order:
+            if table.rows != count or len(self._images.listings) > 1:
+                raise SourceError(
+                    f"{shown}: {table.rows:,} rows for {show_count(count, 'image')}"
+                    f"{' of several splits' if len(self._images.listings) > 1 else ''}; row i is "
+                    "that of image i in the order of paths, so expected were as many, of one folder"
+                )
+            self._add(one, np.arange(count), None)
+            return True
+        best, column, way = 0, "", (1, True)
+        for name, values in table.columns.items():
+            if values.kind in ("int", "str"):
+                tried = [text for text in _texts(values, _TRIED) if text]
+                fits, its_way = self._images.way_of(tried)
+                if 2 * fits > len(tried) and fits > best:
+                    best, column, way = fits, name, its_way
+        if not best:
+            return False
+        if any(
+            _name(key_bytes(name), way) in self._images.places(way)[0] for name in table.columns
+        ):
+            raise SourceError(
+                f"{shown}: its first line names an image, so it has no names of columns; give them "
+                "as in FILE:image,label"
+            )
+        rows, lost = self._images.find(_texts(table.columns[column]), way, shown)
+        if lost:
+            first = printable(lost[0][1])
+            self.notes.append(f"{shown}: {show_count(len(lost), 'row')} of no image, as {first}")
+        self._unfit.append((rows < 0, f"{shown} has no row for it"))
+        self._add(one, rows, column)
+        return True
+
+    def _add_by_column(self, one: _Given) -> bool:
+        """Add the columns of a table that has one by the name of another's."""
+        for name in one.table.columns:
+            if name not in self._columns:
+                continue
+            row_of: dict[Any, int] = {}
+            for row, value in enumerate(_texts(one.table.columns[name])):
+                if value is not None and row_of.setdefault(value, row) != row:
+                    raise SourceError(
+                        f"{one.shown}: rows {row_of[value] + 1} and {row + 1} both have "
+                        f"{printable(value)} as {printable(name)!r}; expected one row for each"
+                    )
+            values = _texts(self._columns[name])
+            rows = np.array([-1 if v is None else row_of.get(v, -1) for v in values], np.int64)
+            self._unfit.append((rows < 0, f"{one.shown} has no row for its {printable(name)!r}"))
+            self._add(one, rows, name)
+            return True
+        return False
+
+    def _add(self, one: _Given, rows: Ints, link: str | None) -> None:
+        """Add all columns but the one that rows were found by. rows: (images,) of the table."""
+        for name, column in one.table.columns.items():
+            if name == link:
+                continue
+            if name in self._columns:
+                raise SourceError(
+                    f"{one.shown}: column {printable(name)!r} is one of a table before, too; "
+                    "FILE:COLUMNS gives the columns of a file other names"
+                )
+            self._columns[name] = column.take(rows)
+
+    def _refuse(self, one: _Given) -> None:
+        """Raise SourceError for a table that says nothing of the images."""
+        columns = (
+            f"{printable(name)} ({', '.join(map(printable, filter(None, _texts(column, 2))))})"
+            for name, column in one.table.columns.items()
+            if column.kind in ("int", "str")
+        )
+        count = len(self._images.paths)
+        order = ""
+        if one.table.rows == count:
+            order = (
+                f"\nIt has {count:,} rows, as many as there are images: if row i is that of image "
+                "i in the order of paths, say so by a column #, as in FILE:#,label"
+            )
+        raise SourceError(
+            f"{one.shown}: no column of it names images, such as "
+            f"{printable(self._images.paths[0])}, and none is called as one of another table. It "
+            f"has {', '.join(columns) or 'no columns of text or integers'}. FILE:COLUMNS gives the "
+            f"columns names{order}"
+        )
+
+    # what columns become
+
+    def _choose(self) -> dict[str, str]:
+        """Return the columns that become fields, by the names of these. Raises OptionError."""
+        asked = {n: theirs for n, theirs in self._request.fields.items() if is_column(theirs)}
+        parts = {theirs: self._range(theirs) for theirs in asked.values()}
+        check_known_fields({n: one for n, one in asked.items() if not parts[one]}, self._columns)
+        used = {*asked.values()}.union(*parts.values())
+        free = [name for name in self._columns if name not in used]
+        if "label" not in asked and (label := self._known_label(free)) is not None:
+            asked["label"] = label
+            free.remove(label)
+        odd = [name for name in asked if not nameable(name) or name == "image"]
+        if odd:
+            raise OptionError(f"--fields {printable(odd[0])}: no column can be called so")
+        left_out = [name for name in free if not nameable(name) or name in (*asked, "image")]
+        if left_out:
+            self.notes.append(f"columns that can be no fields were left out: {some_of(left_out)}")
+        return asked | {name: name for name in free if name not in left_out}
+
+    def _known_label(self, free: Sequence[str]) -> str | None:
+        """Return the column that is the label by its name; None where none is."""
+        if self._columns.keys() == {"column2"}:
+            return "column2"
+        classed = any(one.classes is not None for one in self._images.listings.values())
+        typed = [name for name in free if self._columns[name].kind in ("int", "str")]
+        return known(LABELS[:1] if classed else LABELS, typed)
+
+    def _label(self, theirs: str) -> Column:
+        """Return the label of each image, and keep the names of its classes. Raises OptionError."""
+        hot, request = self._range(theirs), self._request
+        if hot:
+            numbers = np.stack([self._number(name) for name in hot], 1)
+            single = ((numbers == 0) | (numbers == 1)).all(1) & (numbers.sum(1) == 1)
+            self._unfit.append((~single, f"has no single 1 in the columns {printable(theirs)}"))
+            self.classes = tuple(hot)
+            return Column("int", numbers.argmax(1).astype(np.int64), None, ~single)
+        column = self._columns[theirs]
+        if column.kind == "str" and request.label is not None and "label" in request.fields:
+            pattern = re.compile(request.label)
+            matches = (pattern.search(key_text(text or b"")) for text in _texts(column))
+            found = [key_bytes(one[1]) if one and one[1] else None for one in matches]
+            column = _text_column(found)
+            why = f"--label {printable(request.label)} finds no class in its {printable(theirs)!r}"
+            self._unfit.append((column.mask, why))
+        if column.kind == "str":
+            column, self.classes = number_classes(column)
+        elif request.joins.first_label:
+            least, first = int(column.values.min()), request.joins.first_label
+            if column.kind != "int" or least < first:
+                raise OptionError(
+                    f"--first-label {first}: expected integers from {first} on in column "
+                    f"{printable(theirs)!r}, found {column.kind}, {least} the least"
+                )
+            column = Column("int", column.values - first, None, column.mask)
+        return column
+
+    def _number(self, name: str) -> Any:
+        """Return (images,) the numbers of a column. Raises OptionError for another one."""
+        column = self._columns[name]
+        if column.ends is not None:
+            raise OptionError(
+                f"--fields label: expected a 1 or 0 for each class; column {printable(name)!r} is "
+                f"of kind {column.kind}"
+            )
+        return np.where(column.mask, -1, column.values)
+
+    def _range(self, theirs: str) -> list[str]:
+        """Return the columns that `A..B` stands for; none where it is no such range."""
+        ends = _RANGE.fullmatch(theirs)
+        names = [*self._columns]
+        if ends is None or theirs in names or not {ends[1], ends[2]} <= {*names}:
+            return []
+        return names[names.index(ends[1]) : names.index(ends[2]) + 1]
+
+
+# --- splits ---------------------------------------------------------------------------------------
+
+
+def _by_files(images: _Images, listing: Listing, request: SourceRequest) -> Listings:
+    """Return the listing of each split that a list of its images makes. Raises SourceError."""
+    if not isinstance(listing.source, Joined):  # whose split would be taken for a folder
+        source = Joined(listing.source, listing.own_places, "", {})
+        listing = replace(listing, source=source, places=None)
+    place_of = {key: place for place, key in enumerate(listing.keys)}
+    found: Listings = {}
+    listed = np.zeros(len(images.paths), np.int64)
+    for split, path in sorted(request.joins.split_files.items()):
+        with plain_file(os.fsencode(path), request) as file:
+            table = read_plain(file)
+        columns = [one for one in table.columns.values() if one.kind in ("int", "str")]
+        tried = [[text or b"" for text in _texts(column, _TRIED)] for column in columns]
+        fits, best = max(((images.way_of(one), i) for i, one in enumerate(tried)))
+        if not fits[0]:
+            raise SourceError(
+                f"{printable(path)}: names no images, such as {printable(images.paths[0])}; found "
+                f"{some_of(tried[0][:3])}"
+            )
+        names = list(_texts(columns[best]))
+        rows, lost = images.find(names, fits[1], printable(path))
+        listed += rows >= 0
+        chosen = [images.paths[i] for i in np.flatnonzero(rows >= 0).tolist()]
+        kept = [place_of[key] for key in chosen if key in place_of]
+        unfit = {_name(key, fits[1]): (key, why) for key, why in listing.problems}
+        problems = [
+            unfit.get(
+                _name(name, fits[1]), (name, f"{printable(path)} names it, and it is not there")
+            )
+            for _, name in lost
+        ]
+        one = listing.take(np.array(kept, np.int64))
+        found[split] = replace(one, problems=problems, notes=[] if found else [*listing.notes])
+        found[split].check_some(request.show(split))
+    for count, what in (
+        (int((listed == 0).sum()), "in none of the lists of --split-files, and left out"),
+        (int((listed > 1).sum()), "in several of them, and packed in each"),
+    ):
+        if count:
+            next(iter(found.values())).notes.append(f"{show_count(count, 'image')} {what}")
+    return found
+
+
+def _by_column(listing: Listing, column: Column, request: SourceRequest) -> Listings:
+    """Return the listing of each split that values of a column make. Raises SourceError."""
+    joins = request.joins
+    values = list(_texts(column))
+    found: Listings = {}
+    for split, value in sorted(joins.splits.items()):
+        kept = [place for place, one in enumerate(values) if one == key_bytes(value)]
+        one = listing.take(np.array(kept, np.int64))
+        first = not found
+        found[split] = replace(
+            one,
+            problems=listing.problems if first else [],
+            ignored=listing.ignored if first else 0,
+            notes=[*listing.notes] if first else [],
+        )
+        found[split].check_some(request.show(split))
+    others = len(values) - sum(len(one.keys) for one in found.values())
+    if others:
+        next(iter(found.values())).notes.append(
+            f"left out: {show_count(others, 'record')} with other values of "
+            f"{printable(joins.split_by or '')!r}"
+        )
+    return found
+
+
+def find_splits(request: SourceRequest) -> SourceRequest:
+    """Return the request with the splits that the values of its column make, if none are given."""
+    joins = request.joins
+    if joins.split_by is None or joins.splits:
+        return request
+    for given in joins.tables:
+        column = _read(given, request).table.columns.get(joins.split_by)
+        if column is not None:
+            break
+    else:
+        there: Mapping[str, Column] = {}
+        if request.kind == "listing":
+            with plain_file(request.path, request) as file:
+                there = read(file).columns
+        if joins.split_by not in there:
+            raise OptionError(
+                f"--split-by {printable(joins.split_by)}: no column of a table is called so"
+            )
+        column = there[joins.split_by]
+    values = sorted({key_text(text) for text in _texts(column) if text is not None})
+    if len(values) > _MOST_SPLITS:
+        raise OptionError(
+            f"--split-by {printable(joins.split_by)}: has {len(values):,} values; at most "
+            f"{_MOST_SPLITS} splits are made so"
+        )
+    return replace(request, joins=replace(joins, splits={value: value for value in values}))
+
+
+def _column_of(listing: Listing, name: str) -> Column:
+    """Return the values of a column of a listing. Raises OptionError."""
+    source = listing.source
+    found = None
+    if isinstance(source, (Joined, Rows)):
+        found = source.column(name, listing.own_places)
+    if found is None:
+        raise OptionError(
+            f"--split-by {printable(name)}: no field is called so; there are "
+            f"{some_of(name for name, _ in listing.fields)}"
+        )
+    return found
+
+
+# --- columns --------------------------------------------------------------------------------------
+
+
+def is_column(theirs: str) -> bool:
+    """Tell whether a name in --fields is one of a column, and not of a folder or pattern."""
+    return not theirs.endswith("/") and "*" not in theirs
+
+
+def _texts(column: Column, most: int | None = None) -> Iterator[bytes | None]:
+    """Yield the values of the first rows as text, of all by default; None where there is none."""
+    rows = np.arange(len(column) if most is None else min(most, len(column)))
+    for value in column.raw(rows):
+        yield value if value is None else bytes(value) if column.ends is not None else _text(value)
+
+
+def _text(value: Any) -> bytes:
+    return str(value).encode()
+
+
+def _ints(values: Ints) -> Column:
+    return Column("int", values, None, np.zeros(len(values), np.bool_))
+
+
+def _text_column(values: Sequence[bytes | None]) -> Column:
+    ends = np.append(0, np.cumsum([len(one or b"") for one in values])).astype(np.int64)
+    missing = np.array([one is None for one in values], np.bool_)
+    return Column("str", b"".join(one or b"" for one in values), ends, missing)

@@ -1,0 +1,476 @@
+"""Tables and lists beside images: what they say comes into the records, and into the right ones."""
+
+import gzip
+import json
+import os
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.archives import tar, zipped
+from support.conformance import FileSourceConformance
+from support.packing import grouped, interrupted
+from support.trees import content, noise, plant, shardio
+
+import shardio as package
+from shardio.errors import OptionError, SourceChangedError, SourceError
+from shardio.packing import sources
+from shardio.packing.pack import commit, pack, plan
+from shardio.packing.sources.base import Joins, Listing, SourceRequest
+
+NAMES = [f"{i:03d}" for i in range(12)]
+FLAT = {f"{name}.jpg": noise(name, 200) for name in NAMES}
+CLASSES = {f"{'ab'[i % 2]}/{name}.jpg": noise(name, 200) for i, name in enumerate(NAMES)}
+
+
+def write(path: Path, text: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def pack_all(source: Path | str, out: Path, **options: Any) -> dict[str, dict[str, dict[str, Any]]]:
+    """The records of each split, by their keys."""
+    done = pack(source, out, **grouped({"jobs": 1, "max_records": 5} | options))
+    found = {}
+    for one in done:
+        dataset = package.ShardDataset(one.out, shuffle=False, decode=None)
+        found[one.split] = {sample["__key__"]: sample for sample in dataset}
+    return found
+
+
+def column(records: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
+    found = {key.rpartition("/")[2][:3]: one[name] for key, one in records.items()}
+    return dict(sorted(found.items()))
+
+
+NUMBERS = {name: i % 5 for i, name in enumerate(NAMES)}
+
+
+class TestImagesWithATable(FileSourceConformance):
+    KIND = "imagefolder"
+
+    def make(self, root: Path) -> Path:
+        plant(root / "images", FLAT)
+        text = "".join(f"{name},{'cd'[i % 2]},{i}\n" for i, name in enumerate(NAMES))
+        write(root / "labels.csv", "id,label,n\n" + text)
+        return root / "images"
+
+    def pack(self, path: Path, out: Path, **options: Any) -> Any:
+        return super().pack(path, out, tables=[str(path.parent / "labels.csv")], **options)
+
+    def listing(self, path: Path) -> Listing:
+        joins = Joins((str(path.parent / "labels.csv"),))
+        request = sources.detect_kind(SourceRequest(os.fsencode(path), joins=joins))
+        return sources.list_records(request)[""]
+
+    def file(self, path: Path) -> Path:
+        return path / "000.jpg"
+
+
+# --- how rows name images, and how tables are written ---------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "path,label\n" + "".join(f"{n}.jpg,{v}\n" for n, v in NUMBERS.items()),
+        "id,label\n" + "".join(f"{n},{v}\n" for n, v in NUMBERS.items()),
+        "label;id\n".replace(";", ",") + "".join(f"{v},./{n}.jpg\n" for n, v in NUMBERS.items()),
+        "path,label\n" + "".join(f"train/of/mine/{n}.jpg,{v}\n" for n, v in NUMBERS.items()),
+        "path,label\n" + "".join(f"/{n}.png,{v}\n" for n, v in NUMBERS.items()),
+        "path,label\r\n" + "".join(f'"{n}",{v}\r\n' for n, v in reversed(NUMBERS.items())),
+    ],
+    ids=["name", "stem", "dotted", "longer path", "another ending", "quoted"],
+)
+def test_rows_name_images_in_many_ways(tmp_path: Path, text: str) -> None:
+    plant(tmp_path / "in", FLAT)
+    table = write(tmp_path / "labels.csv", text)
+    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table)[""]
+    assert column(found, "label") == NUMBERS
+    assert {key: one["image"] for key, one in found.items()} == FLAT
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("l.txt", "".join(f"{n}.jpg {v}\n" for n, v in NUMBERS.items())),
+        ("l.txt", "".join(f"{n}.jpg    {v}  \n" for n, v in NUMBERS.items())),
+        ("l.lst", "".join(f"{n}.jpg\t{v}\n" for n, v in NUMBERS.items())),
+        ("l", "".join(f"{n}.jpg,{v}\n" for n, v in NUMBERS.items())),
+        ("l.txt", "# a comment\n#another\n" + "".join(f"{n} {v}\n" for n, v in NUMBERS.items())),
+        ("l.txt", "image label\n" + "".join(f"{n}.jpg {v}\n" for n, v in NUMBERS.items())),
+        ("l.txt", "12\nlabel\n" + "".join(f"{n}.jpg {v}\n" for n, v in NUMBERS.items())),
+        ("l.tsv:id,label", "".join(f"{n}\t{v}\n" for n, v in NUMBERS.items())),
+        ("l.csv:label,id", "".join(f"{v},{n}\n" for n, v in NUMBERS.items())),
+        ("l.txt:id,label", "".join(f"{n} {v}\n" for n, v in NUMBERS.items())),
+        ("l.txt:#,label", "".join(f"{v}\n" for v in NUMBERS.values())),
+    ],
+    ids=["blanks", "many blanks", "tabs", "commas", "comments", "words over numbers",
+         "count and names", "tsv named", "csv named", "blanks named", "by order"],
+)  # fmt: skip
+def test_plain_tables(tmp_path: Path, name: str, text: str) -> None:
+    plant(tmp_path / "in", FLAT)
+    file, colon, columns = name.partition(":")
+    table = write(tmp_path / file, text) + colon + columns
+    assert column(pack_all(tmp_path / "in", tmp_path / "out", tables=table)[""], "label") == NUMBERS
+
+
+def test_tables_are_joined_by_columns_of_one_name(tmp_path: Path) -> None:
+    """The way of CUB-200: rows of other tables are about numbers of images and of classes."""
+    plant(tmp_path / "in", CLASSES)
+    tables = [
+        write(tmp_path / "classes.txt", "1 Black bird\n2 Laysan albatross, the white\n")
+        + ":n,label",
+        write(tmp_path / "numbers.txt", "".join(f"{i + 1} {i % 2 + 1}\n" for i in range(12)))
+        + ":id,n",
+        write(tmp_path / "images.txt", "".join(f"{i + 1} {k}\n" for i, k in enumerate(CLASSES)))
+        + ":id,path",
+    ]
+    found = pack_all(tmp_path / "in", tmp_path / "out", tables=tables)[""]
+    assert column(found, "n") == {name: i % 2 + 1 for i, name in enumerate(NAMES)}
+    assert column(found, "label") == {name: i % 2 for i, name in enumerate(NAMES)}
+    dataset = package.open(tmp_path / "out")
+    assert list(dataset.classes) == ["Black bird", "Laysan albatross, the white"]
+
+
+def test_numbers_of_lines_are_a_column(tmp_path: Path) -> None:
+    plant(tmp_path / "in", FLAT)
+    tables = [
+        write(tmp_path / "labels.txt", "".join(f"{n} {v}\n" for n, v in NUMBERS.items())) + ":id,n",
+        write(tmp_path / "names.txt", "ant\nbee\ncat\ndog\neel\n") + ":n#0,label",
+    ]
+    pack_all(tmp_path / "in", tmp_path / "out", tables=tables)
+    dataset = package.ShardDataset(tmp_path / "out", shuffle=False, decode=None)
+    names = ["ant", "bee", "cat", "dog", "eel"]
+    for one in dataset:
+        assert dataset.classes[one["label"]] == names[NUMBERS[one["__key__"][:3]]]
+
+
+def test_one_hot_columns_are_a_label(tmp_path: Path) -> None:
+    plant(tmp_path / "in", FLAT)
+    rows = [[name, *(float(i == NUMBERS[name]) for i in range(5))] for name in NAMES]
+    text = "image,age,MEL,NV,BCC,AKIEC,BKL\n"
+    text += "".join(",".join(map(str, [row[0], 7, *row[1:]])) + "\n" for row in rows)
+    table = write(tmp_path / "labels.csv", text)
+    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table, fields={"label": "MEL..BKL"})[
+        ""
+    ]
+    assert column(found, "label") == NUMBERS
+    assert set(found["000.jpg"]) == {"__key__", "image", "label", "age"}
+    assert list(package.open(tmp_path / "out").classes) == ["MEL", "NV", "BCC", "AKIEC", "BKL"]
+    write(tmp_path / "labels.csv", text.replace("000,7,1.0", "000,7,0.0"))
+    with pytest.raises(SourceError, match=r"000.jpg: has no single 1 in the columns MEL\.\.BKL"):
+        pack_all(tmp_path / "in", tmp_path / "two", tables=table, fields={"label": "MEL..BKL"})
+
+
+def test_first_label_is_subtracted(tmp_path: Path) -> None:
+    plant(tmp_path / "in", FLAT)
+    table = write(tmp_path / "l.txt", "".join(f"{n} {v + 1}\n" for n, v in NUMBERS.items()))
+    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table, first_label=1)[""]
+    assert column(found, "label") == NUMBERS
+    with pytest.raises(OptionError, match=r"expected integers from 2 on .* 1 the least"):
+        pack_all(tmp_path / "in", tmp_path / "two", tables=table, first_label=2)
+
+
+def test_a_pattern_finds_the_class_in_a_column(tmp_path: Path) -> None:
+    """The way of Kaggle's ImageNet: class and boxes are in one cell."""
+    plant(tmp_path / "in", FLAT)
+    rows = "".join(f"{n},n{v} 1 2 3 4 n{v} 5 6 7 8\n" for n, v in NUMBERS.items())
+    table = write(tmp_path / "l.csv", "ImageId,PredictionString\n" + rows)
+    options = {"tables": table, "fields": {"label": "PredictionString"}, "label": r"^(\S+)"}
+    assert column(pack_all(tmp_path / "in", tmp_path / "out", **options)[""], "label") == NUMBERS
+    with pytest.raises(SourceError, match=r"--label .* finds no class in its 'PredictionString'"):
+        pack_all(tmp_path / "in", tmp_path / "two", **options | {"label": "(x)"})
+
+
+def test_class_folders_stay_the_label_without_another_one(tmp_path: Path) -> None:
+    plant(tmp_path / "in", CLASSES)
+    table = write(
+        tmp_path / "boxes.txt", "".join(f"{n} {i} {i} 3 4\n" for i, n in enumerate(NAMES))
+    )
+    found = pack_all(tmp_path / "in", tmp_path / "out", tables=f"{table}:id,x,y,w,h")[""]
+    assert column(found, "label") == {name: i % 2 for i, name in enumerate(NAMES)}
+    assert column(found, "y") == {name: i for i, name in enumerate(NAMES)}
+
+
+def test_images_are_selected_by_columns(tmp_path: Path) -> None:
+    plant(tmp_path / "in", CLASSES)
+    table = write(tmp_path / "l.csv", "id,n\n" + "".join(f"{n},{v}\n" for n, v in NUMBERS.items()))
+    found = pack_all(
+        tmp_path / "in", tmp_path / "out", tables=table, where={"n": [1, 2], "label": "b"}
+    )[""]
+    assert list(column(found, "n").items()) == [("001", 1), ("007", 2), ("011", 1)]
+
+
+# --- what is wrong --------------------------------------------------------------------------------
+
+
+def test_an_image_without_a_row_is_a_problem(tmp_path: Path) -> None:
+    plant(tmp_path / "in", FLAT)
+    table = write(tmp_path / "l.txt", "".join(f"{n} {v}\n" for n, v in [*NUMBERS.items()][1:]))
+    with pytest.raises(SourceError, match=r"1 file.*\n  000.jpg: .*l\.txt has no row for it"):
+        pack_all(tmp_path / "in", tmp_path / "out", tables=table)
+    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table, on_error="skip")[""]
+    assert column(found, "label") == {n: v for n, v in NUMBERS.items() if n != "000"}
+
+
+def test_rows_of_no_image_are_noted(tmp_path: Path) -> None:
+    plant(tmp_path / "in", FLAT)
+    write(tmp_path / "l.txt", "".join(f"{n} {v}\n" for n, v in NUMBERS.items()) + "999 1\n")
+    result = shardio("pack", tmp_path / "in", tmp_path / "out", "--table", tmp_path / "l.txt")
+    assert "1 row of no image, as 999" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("l.txt", "000 1\n000 2\n001 3\n", "rows 1 and 2 both name 000.jpg; expected one row"),
+        ("l.csv", "000.jpg,1\n001.jpg,2\n", "its first line names an image"),
+        ("l.csv", "a,b\nx,1\ny,2\n", "no column of it names images, such as 000.jpg, and none"),
+        ("l.txt:#,label", "1\n2\n", "2 rows for 12 images"),
+        ("l.txt", "000 1\n001 2 3\n", "line 2: 3 cells, expected 2"),
+        ("l.txt", "", "there are no rows in it"),
+        ("l.txt:a,a", "000 1\n", "expected a name of its own for each column"),
+        ("none.txt", None, "none.txt"),
+    ],
+)
+def test_tables_that_cannot_be_joined(
+    tmp_path: Path, name: str, text: str | None, why: str
+) -> None:
+    plant(tmp_path / "in", FLAT)
+    file, colon, columns = name.partition(":")
+    if text is not None:
+        write(tmp_path / file, text)
+    with pytest.raises((SourceError, OptionError), match=why):
+        pack_all(tmp_path / "in", tmp_path / "out", tables=str(tmp_path / file) + colon + columns)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_table_in_the_order_of_images_must_be_said_to_be_so(tmp_path: Path) -> None:
+    plant(tmp_path / "in", FLAT)
+    table = write(tmp_path / "truth.txt", "".join(f"{v + 490}\n" for v in NUMBERS.values()))
+    with pytest.raises(SourceError, match=r"has 12 rows, as many .* FILE:#,label"):
+        pack_all(tmp_path / "in", tmp_path / "out", tables=table)
+
+
+def test_images_of_one_name_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    plant(tmp_path / "in", {"a/1.jpg": noise("x", 9), "b/1.jpg": noise("y", 9)})
+    by_name = write(tmp_path / "l.txt", "1.jpg 5\n")
+    with pytest.raises(SourceError, match=r"several images are called 1.jpg.* a/1.jpg and b/1.jpg"):
+        pack_all(tmp_path / "in", tmp_path / "out", tables=f"{by_name}:p,n")
+    by_path = write(tmp_path / "l.txt", "/b/1.jpg 6\n/a/1.jpg 5\n")
+    found = pack_all(tmp_path / "in", tmp_path / "out", tables=f"{by_path}:p,n")[""]
+    assert {key: one["n"] for key, one in found.items()} == {"a/1.jpg": 5, "b/1.jpg": 6}
+
+
+def test_a_changed_value_is_another_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(tmp_path / "in", FLAT)
+    table = write(tmp_path / "l.txt", "".join(f"{n} {v}\n" for n, v in NUMBERS.items()))
+
+    def run(source: Path, out: Path) -> Any:
+        return pack(source, out, **grouped({"jobs": 1, "max_records": 3, "tables": [table]}))
+
+    interrupted(monkeypatch, run, tmp_path / "in", tmp_path / "out")
+    write(Path(table), "".join(f"{n} {v + (n == '007')}\n" for n, v in NUMBERS.items()))
+    with pytest.raises(SourceChangedError, match="option values: was"):
+        run(tmp_path / "in", tmp_path / "out")
+
+
+# --- archives -------------------------------------------------------------------------------------
+
+
+def test_images_and_tables_in_archives_give_the_same_dataset(tmp_path: Path) -> None:
+    labels = "".join(f"{n} {v}\n" for n, v in NUMBERS.items())
+    tree = {f"data/images/{key}": one for key, one in FLAT.items()}
+    tree["data/meta/labels.txt"] = labels.encode()
+    plant(tmp_path, tree)
+    (tmp_path / "a.tar").write_bytes(tar(tree))
+    (tmp_path / "b.zip").write_bytes(zipped(tree, way=zipfile.ZIP_DEFLATED))
+    with tarfile.open(tmp_path / "c.tgz", "w:gz") as file:
+        file.add(tmp_path / "data", "data")
+    for i, folder in enumerate(["data", "a.tar/data", "b.zip/data", "c.tgz/data"]):
+        table = str(tmp_path / folder / "meta/labels.txt")
+        lists = {"train": table}
+        out = tmp_path / f"out{i}"
+        options = grouped({"jobs": 2, "tables": [table], "split_files": lists})
+        pack(tmp_path / folder / "images", out, **options)
+        assert content(out) == content(tmp_path / "out0")
+
+
+@pytest.mark.parametrize("form", ["a.tar", "b.zip", "c.tgz"])
+def test_a_listing_in_an_archive_lies_beside_its_images(tmp_path: Path, form: str) -> None:
+    rows = "path,label\n" + "".join(f"images/{n}.jpg,{v}\n" for n, v in NUMBERS.items())
+    tree = {f"images/{key}": one for key, one in FLAT.items()} | {"list.csv": rows.encode()}
+    pack(plant(tmp_path / "tree", tree) / "list.csv", tmp_path / "right", jobs=1)
+    (tmp_path / "a.tar").write_bytes(tar(tree))
+    (tmp_path / "b.zip").write_bytes(zipped(tree, way=zipfile.ZIP_DEFLATED))
+    (tmp_path / "c.tgz").write_bytes(gzip.compress(tar(tree)))
+    pack(tmp_path / form / "list.csv", tmp_path / "out", jobs=2)
+    assert content(tmp_path / "out") == content(tmp_path / "right")
+    with pytest.raises(SourceError, match=r"there is no folder lost\.csv/ in .*; at its top"):
+        pack(tmp_path / form / "lost.csv", tmp_path / "two")
+
+
+def test_coco_in_zips_finds_its_images(tmp_path: Path) -> None:
+    """The way of COCO 2017: one zip of annotations, and one of the images of each split."""
+    described = {
+        "images": [{"id": i, "file_name": key} for i, key in enumerate(FLAT)],
+        "annotations": [{"id": 7, "image_id": 3, "category_id": 1, "bbox": [1, 2, 3, 4]}],
+        "categories": [{"id": 1, "name": "cat"}],
+    }
+    name = "annotations/instances_train2017.json"
+    labels, photos = {name: json.dumps(described).encode()}, "train2017/"
+    plant(tmp_path / "tree", labels | {photos + key: one for key, one in FLAT.items()})
+    pack(tmp_path / "tree" / name, tmp_path / "right", jobs=1)
+    plant(tmp_path / "zips", {
+        "annotations_trainval2017.zip": zipped(labels, way=zipfile.ZIP_DEFLATED),
+        "train2017.zip": zipped({photos + key: one for key, one in FLAT.items()}),
+    })  # fmt: skip
+    zips = tmp_path / "zips"
+    [done] = pack(zips / "annotations_trainval2017.zip" / name, tmp_path / "out", jobs=2)
+    assert content(tmp_path / "out") == content(tmp_path / "right")
+    assert (
+        f"images are those in {zips}/train2017.zip/train2017; --root says otherwise" in done.notes
+    )
+    both = zipped(labels | {photos + key: one for key, one in FLAT.items()})
+    (tmp_path / "all.zip").write_bytes(both)
+    pack(tmp_path / "all.zip" / name, tmp_path / "one", jobs=1)
+    assert content(tmp_path / "one") == content(tmp_path / "right")
+
+
+# --- splits ---------------------------------------------------------------------------------------
+
+
+def test_lists_of_files_are_splits(tmp_path: Path) -> None:
+    """The way of Food-101: paths without endings, and labels from folders."""
+    plant(tmp_path / "in", CLASSES)
+    keys = sorted(CLASSES)
+    lists = {
+        "train": write(tmp_path / "train.txt", "".join(f"{key[:-4]}\n" for key in keys[:7])),
+        "test": write(tmp_path / "test.txt", "".join(f"{key[:-4]}\n" for key in keys[7:10])),
+    }
+    found = pack_all(tmp_path / "in", tmp_path / "out", split_files=lists)
+    assert {name: sorted(one) for name, one in found.items()} == {
+        "train": keys[:7],
+        "test": keys[7:10],
+    }
+    for records in found.values():
+        for key, one in records.items():
+            assert one["label"] == "ab".index(key[0]) and one["image"] == CLASSES[key]
+    assert list(package.open(tmp_path / "out/test").classes) == ["a", "b"]
+    notes = [
+        note
+        for one in pack(
+            tmp_path / "in", tmp_path / "two", **grouped({"split_files": lists, "dry_run": True})
+        )
+        for note in one.notes
+    ]
+    assert "2 images in none of the lists of --split-files, and left out" in notes
+
+
+def test_a_list_that_names_what_is_not_there(tmp_path: Path) -> None:
+    plant(tmp_path / "in", FLAT)
+    lists = {"train": write(tmp_path / "t.txt", "".join(f"{n}\n" for n in NAMES) + "missing\n")}
+    with pytest.raises(SourceError, match=r"  missing: .*t.txt names it, and it is not there"):
+        pack_all(tmp_path / "in", tmp_path / "out", split_files=lists)
+    found = pack_all(tmp_path / "in", tmp_path / "out", split_files=lists, on_error="skip")
+    assert sorted(found["train"]) == sorted(FLAT)
+
+
+def test_a_problem_counts_only_where_it_is_listed(tmp_path: Path) -> None:
+    plant(tmp_path / "in", FLAT | {"empty.jpg": b"", "odd.jpg": b""})
+    lists = {"train": write(tmp_path / "t.txt", "".join(f"{n}\n" for n in NAMES))}
+    assert sorted(pack_all(tmp_path / "in", tmp_path / "out", split_files=lists)["train"]) == [
+        *FLAT
+    ]
+    write(tmp_path / "t.txt", "".join(f"{n}\n" for n in NAMES) + "empty\n")
+    with pytest.raises(SourceError, match=r"1 file.*\n  empty.jpg: is empty"):
+        pack_all(tmp_path / "in", tmp_path / "two", split_files=lists)
+
+
+def test_a_column_is_splits(tmp_path: Path) -> None:
+    plant(tmp_path / "in", CLASSES)
+    table = write(tmp_path / "l.txt", "".join(f"{n} {i % 3}\n" for i, n in enumerate(NAMES)))
+    found = pack_all(
+        tmp_path / "in", tmp_path / "out", tables=f"{table}:id,part",
+        split_by="part:train=0,val=1",
+    )  # fmt: skip
+    assert [*column(found["train"], "part")] == NAMES[::3]
+    assert [*column(found["val"], "part")] == NAMES[1::3]
+    found = pack_all(tmp_path / "in", tmp_path / "two", tables=f"{table}:id,part", split_by="part")
+    assert sorted(found) == ["0", "1", "2"] and len(found["2"]) == 4
+
+
+def test_a_column_of_a_listing_is_splits(tmp_path: Path) -> None:
+    plant(tmp_path, FLAT)
+    rows = "".join(f"{n}.jpg,{'val' if i % 4 == 0 else 'train'}\n" for i, n in enumerate(NAMES))
+    table = write(tmp_path / "list.csv", "path,split\n" + rows)
+    found = pack_all(table, tmp_path / "out", split_by="split")
+    assert sorted(found["val"]) == ["000.jpg", "004.jpg", "008.jpg"]
+    assert len(found["train"]) == 9
+
+
+def test_splits_are_asked_for_once(tmp_path: Path) -> None:
+    plant(tmp_path / "in", {"train/a/1.jpg": b"x", "val/a/2.jpg": b"y"})
+    table = write(tmp_path / "l.txt", "1 0\n2 1\n")
+    with pytest.raises(OptionError, match=r"--split-by: .*in has splits already, .*train, val"):
+        pack_all(tmp_path / "in", tmp_path / "out", tables=f"{table}:id,part", split_by="part")
+    with pytest.raises(OptionError, match="both say what the splits are"):
+        package.SourceOptions(split_by="part", split_files={"train": "x"})
+    with pytest.raises(OptionError, match="no column of a table is called so"):
+        pack_all(tmp_path / "in", tmp_path / "out", tables=f"{table}:id,part", split_by="other")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_splits_and_tables_by_parts_and_by_a_plan(tmp_path: Path, jobs: int) -> None:
+    plant(tmp_path / "in", CLASSES)
+    table = write(tmp_path / "l.txt", "".join(f"{n} {i % 3}\n" for i, n in enumerate(NAMES)))
+    options = {
+        "tables": [f"{table}:id,part"],
+        "split_by": "part:train=0,val=1,test=2",
+        "max_records": 2,
+    }
+    pack(tmp_path / "in", tmp_path / "whole", **grouped(options | {"jobs": jobs}))
+    plan(tmp_path / "in", tmp_path / "planned", **grouped(options))
+    for part in ("1/2", "2/2"):
+        pack(tmp_path / "in", tmp_path / "parts", **grouped(options | {"part": part, "jobs": 1}))
+        pack(tmp_path / "in", tmp_path / "planned", **grouped({"part": part, "jobs": jobs}))
+    for out in ("parts", "planned"):
+        commit(tmp_path / out)
+        for kept in (tmp_path / out).glob("*/.shardio-planned"):
+            kept.unlink()
+        assert content(tmp_path / out) == content(tmp_path / "whole")
+
+
+def test_lists_split_images_with_masks(tmp_path: Path) -> None:
+    """The way of Pascal VOC: masks for some images only, and lists that know which."""
+    plant(tmp_path / "in", {f"JPEGImages/{key}": one for key, one in FLAT.items()})
+    plant(tmp_path / "in", {f"SegmentationClass/{n}.png": noise(n, 50) for n in NAMES[:6]})
+    lists = {
+        "train": write(tmp_path / "train.txt", "".join(f"{n}\n" for n in NAMES[:4])),
+        "val": write(tmp_path / "val.txt", "".join(f"{n}\n" for n in NAMES[4:6])),
+    }
+    fields = {"image": "JPEGImages/", "mask": "SegmentationClass/"}
+    found = pack_all(tmp_path / "in", tmp_path / "out", split_files=lists, fields=fields)
+    assert sorted(found["train"]) == sorted(FLAT)[:4] and sorted(found["val"]) == sorted(FLAT)[4:6]
+    assert found["val"]["005.jpg"]["mask"] == noise("005", 50)
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    plant(tmp_path / "in", CLASSES)
+    table = write(
+        tmp_path / "l.csv", "id,kind\n" + "".join(f"{n},k{v}\n" for n, v in NUMBERS.items())
+    )
+    train = write(tmp_path / "t.txt", "".join(f"{n}\n" for n in NAMES[:8]))
+    val = write(tmp_path / "v.txt", "".join(f"{n}\n" for n in NAMES[8:]))
+    result = shardio(
+        "pack", tmp_path / "in", tmp_path / "out", "--table", table, "--fields", "label=kind",
+        "--split-files", f"train={train},val={val}",
+    )  # fmt: skip
+    assert "out/train: 8 files, 5 classes" in result.stdout
+    result = shardio("ls", tmp_path / "out/val", "--class", "k3")
+    assert result.stdout.split()[-2:] == ["a/008.jpg", "k3"]
