@@ -67,7 +67,8 @@ class SourceOptions:
     root     the folder, or URL, that the paths of a listing are relative to, or that holds the
              data of an index
     fields   names of fields here and in the source: {"image": "jpg"}; for folders side by side
-             {"image": "images/", "mask": "masks/"}
+             {"image": "images/", "mask": "masks/"}, and for names that end differently
+             {"image": "*.jpg", "mask": "masks/*_mask.png"}
     where    select records by conditions on their small fields: {"label": ["cat"]}
     classes  another dataset: number the classes as it does
     label    a regular expression with one group: the class of an image is what the group finds in

@@ -40,7 +40,7 @@ from ..units import check_bool, show_count, show_size
 from . import output_dir
 from .process_pool import Progress
 from .reencode import ORIGINAL
-from .sources.trees import stem_of
+from .sources.trees import Pattern, pattern_of
 
 
 @dataclass
@@ -179,16 +179,19 @@ def _parallel(stored: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]
     endings = stored.options.get("endings")
     if not isinstance(endings, dict) or not all(isinstance(one, str) for one in endings.values()):
         raise DamageError(f"{stored.where}: options: expected the endings of files by field")
-    for name, folder in stored.options.get("fields", {}).items():
+    fields = {n: pattern_of(text) for n, text in stored.options.get("fields", {}).items()}
+    # All but the field whose paths the keys are have endings.
+    stem = next((one for n, one in fields.items() if n not in endings), Pattern(b"")).stem(key)
+    for name, one in fields.items():
         value = sample.get(name)
         if value is None:
             continue
         path = key
-        if name in endings:  # all but the field whose paths the keys are
-            path = stem_of(key) + key_bytes(_fitting(endings[name].split("/"), value))
+        if name in endings:
+            path = stem + key_bytes(_fitting(endings[name].split("/"), value))
         if _gives_raw(stored, name):
             path += raw_ending(path)
-        yield key_bytes(folder) + path, _file(value)
+        yield one.folder + path, _file(value)
 
 
 # By the kind of the source: the function that gives the files of each record; of others, `_one`.

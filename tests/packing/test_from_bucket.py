@@ -131,6 +131,15 @@ def test_a_folder_of_a_bucket_is_packed_as_the_same_folder_on_disk(
     same(s3, there, tmp_path, name, shard_size=3_000)
 
 
+def test_files_of_a_bucket_are_paired_by_patterns(
+    s3: ObjectStore, there: Path, tmp_path: Path
+) -> None:
+    fields = {"image": "images/*.jpg", "mask": "masks/*.png"}
+    shardio.pack(there / "masks", tmp_path / "disk", read=SourceOptions(fields=fields))
+    out = pack(f"{s3.url}/masks", tmp_path / "bucket", storage(s3), read={"fields": fields})
+    assert content(out) == content(tmp_path / "disk")
+
+
 @pytest.mark.parametrize("kind", ["az", "gs", "hf"])
 def test_each_store_gives_the_same(
     kind: str, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -86,6 +86,7 @@ def packed(out: Path) -> dict[bytes, bytes | None]:
 MASKS: Tree = {f"images/{n}.jpg": noise(f"i{n}", 300 + n) for n in range(9)} | {
     f"masks/{n}.png": picture(8, 8, "PNG") for n in range(9)
 }
+PAIRS = {os.path.basename(os.fsdecode(k)).replace(".png", "_m.png"): v for k, v in MASKS.items()}
 SPLITS: Tree = {
     f"{split}/{key}": value
     for split in ("train", "val")
@@ -101,6 +102,7 @@ def sources_in(root: Path) -> dict[str, tuple[Path, dict[str, Any], dict[str, An
     plant(root / "splits", SPLITS)
     plant(root / "groups", GROUPS)
     plant(root / "masks", MASKS)
+    plant(root / "pairs", PAIRS)
     (root / "listing.csv").write_text(f"path,weight\n{LISTED}")
     library.pack(root / "classes", root / "packed", jobs=1)
     rooted = {"root": root / "classes"}
@@ -109,13 +111,16 @@ def sources_in(root: Path) -> dict[str, tuple[Path, dict[str, Any], dict[str, An
         "splits": (root / "splits", {"shuffle": False}, {}),
         "groups": (root / "groups", {"kind": "files", "fields": {"other": "bin"}}, {}),
         "masks": (root / "masks", {"format": "lmdb"}, {}),
+        "pairs": (root / "pairs", {"fields": {"image": "*.jpg", "mask": "*_m.png"}}, {}),
         "listing": (root / "listing.csv", rooted, rooted),
         "dataset": (root / "packed", {"where": {"label": ["class1", "class2"]}}, {}),
     }
 
 
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("name", ["classes", "splits", "groups", "masks", "listing", "dataset"])
+@pytest.mark.parametrize(
+    "name", ["classes", "splits", "groups", "masks", "pairs", "listing", "dataset"]
+)
 def test_packing_under_a_plan_gives_what_packing_gives_and_lists_nothing(
     name: str, whole: bool, tmp_path: Path, unlisted: Callable[[], None]
 ) -> None:

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.archives import deflated, tar, write, zipped
 from support.conformance import FileSourceConformance
+from support.packing import grouped
 from support.trees import content, noise, picture, plant, shardio, shardio_json
 
 from shardio.dataset import sequence as sequences
@@ -15,6 +17,7 @@ from shardio.packing import sources
 from shardio.packing.index import index
 from shardio.packing.options import SourceOptions
 from shardio.packing.pack import pack
+from shardio.packing.packed import Packed
 from shardio.packing.sources.base import Listing, SourceRequest
 from shardio.packing.unpack import unpack
 
@@ -232,6 +235,19 @@ def test_splits_can_be_refused(tmp_path: Path) -> None:
         ({"image": "images/", "mask": "../masks/"}, "expected a folder within"),
         ({"image": "images/", "mask": "images/x/"}, "images/x/ is, or lies in, images/"),
         ({"image": "./", "mask": "masks/"}, "expected a folder within"),
+        ({"image": "images/*", "mask": "masks/"}, "image=images/\\*: expected one star, then the"),
+        ({"image": "images/a*.jpg", "mask": "masks/"}, "such as images/\\*_rgb.png, or \\*_rgb"),
+        ({"image": "*/*.jpg", "mask": "masks/"}, "expected one star"),
+        ({"image": "*/a.jpg", "mask": "masks/"}, "expected one star"),
+        ({"image": "/*.jpg", "mask": "masks/"}, "expected a folder within"),
+        ({"image": "../x/*.jpg", "mask": "masks/"}, "expected a folder within"),
+        ({"image": "*.jpg", "mask": "cls"}, "mask=cls: others are folders"),
+        ({"image": "*.jpg", "mask": "masks/"}, r"masks/ is, or lies in, \*.jpg; expected folders"),
+        ({"image": "images/*.jpg", "mask": "images/*.jpg"}, "is, or lies in"),
+        ({"image": "images/", "mask": "images/*.jpg"}, "is, or lies in"),
+        ({"image": "pictures/*.jpg", "mask": "masks/"}, "there is no folder pictures in it"),
+        ({"image": "images/*.png", "mask": "masks/"}, "no files in it\nleft out, being of no f.*3"),
+        ({"image": "images/", "mask": "masks/*_m.png"}, r"no file masks/\*_m.png in it\nleft out"),
     ],
 )
 def test_folders_that_cannot_be_fields_are_refused(
@@ -240,6 +256,206 @@ def test_folders_that_cannot_be_fields_are_refused(
     root = plant(tmp_path, dataset("images/{}.jpg", "masks/{}.png"))
     with pytest.raises((OptionError, SourceError), match=message):
         listings(root, fields=fields)
+
+
+# --- names that differ in their ends --------------------------------------------------------------
+
+CITYSCAPES = {
+    "image": "leftImg8bit/*_leftImg8bit.png",
+    "mask": "gtFine/*_gtFine_labelIds.png",
+}
+MASKS_BESIDE = {"image": "*.png", "mask": "*_mask.png"}
+
+
+def cityscapes() -> Files:
+    """As it is distributed: {type}/{split}/{city}/{city}_{sequence}_{frame}_{type}{ending}."""
+    tree: Files = {"README": b"x", "license.txt": b"x", "gtFine/readme.txt": b"x"}
+    for split, city in (("train", "aachen"), ("train", "ulm"), ("val", "lindau")):
+        for i in range(2):
+            name = f"{split}/{city}/{city}_{i:06}_000019"
+            tree[f"leftImg8bit/{name}_leftImg8bit.png"] = noise(name, 200 + i)
+            for kind in ("labelIds.png", "instanceIds.png", "color.png"):
+                tree[f"gtFine/{name}_gtFine_{kind}"] = noise(name + kind, 90)
+            tree[f"gtFine/{name}_gtFine_polygons.json"] = b"{}"
+    return tree
+
+
+def masks_beside(folders: str = "", count: int = 3) -> Files:
+    return dataset(folders + "{}.png", folders + "{}_mask.png", count)
+
+
+def test_cityscapes_is_packed_as_it_is_distributed(tmp_path: Path) -> None:
+    tree = cityscapes()
+    fields = ",".join(f"{name}={pattern}" for name, pattern in CITYSCAPES.items())
+    source = plant(tmp_path / "src", tree)
+    done = shardio("pack", source, tmp_path / "out", "--fields", fields)
+    assert done.returncode == 0, done.stderr
+    assert "image (image) from leftImg8bit/train/*_leftImg8bit.png, mask (image) from gtF" in (
+        done.stdout
+    )
+    assert "left out, being of no field: 12 files, such as gtFine/train/aachen/aachen_000000_" in (
+        done.stdout
+    )
+    assert "in none of these folders: README, gtFine/readme.txt, license.txt" in done.stdout
+    for split, city, count in (("train", "ulm", 4), ("val", "lindau", 2)):
+        samples = {
+            one["__key__"]: one for one in sequences.open(tmp_path / "out" / split, decode=None)
+        }
+        assert len(samples) == count
+        name = f"{split}/{city}/{city}_000001_000019"
+        sample = samples[f"{city}/{city}_000001_000019_leftImg8bit.png"]
+        assert sample["image"] == noise(name, 201)
+        assert sample["mask"] == noise(name + "labelIds.png", 90)
+    unpack(tmp_path / "out", tmp_path / "back")
+    found = {name: data for name, data in content(tmp_path / "back").items() if data is not None}
+    ends = ("leftImg8bit.png", "labelIds.png")
+    assert found == {os.fsencode(n): data for n, data in tree.items() if str(n).endswith(ends)}
+    # Both zips have the same two files on top: they are of no field, and so no problem.
+    zips: Files = {
+        f"{kind}_trainvaltest.zip": make({n: d for n, d in tree.items() if top(str(n)) != other})
+        for kind, other, make in (
+            ("leftImg8bit", "gtFine", deflated),
+            ("gtFine", "leftImg8bit", zipped),
+        )
+    }
+    for where in (
+        plant(tmp_path / "zips", zips),
+        write(tmp_path / "one.tar", tar(tree, "all/")) / "all",
+    ):
+        out = tmp_path / f"out of {where.name}"
+        pack(where, out, jobs=1, read=SourceOptions(fields=CITYSCAPES))
+        assert content(out) == content(tmp_path / "out")
+
+
+def top(name: str) -> str:
+    return name.partition("/")[0]
+
+
+def test_of_two_patterns_in_one_folder_the_longer_end_wins(tmp_path: Path) -> None:
+    tree = masks_beside() | masks_beside("x/y/") | {"x/notes.txt": b"x", ".hidden.png": b"x"}
+    [found] = listings(plant(tmp_path / "src", tree), fields=MASKS_BESIDE).values()
+    assert found.keys == [b"0.png", b"1.png", b"2.png", *(b"x/y/%d.png" % i for i in range(3))]
+    assert found.problems == []
+    assert found.notes == ["left out, being of no field: 1 file, such as x/notes.txt"]
+    assert found.ignored == 1
+    assert [one["mask"] for one in records(found)] == [
+        noise(key.decode().replace(".png", "_mask.png"), 90) for key in found.keys
+    ]
+    pack(tmp_path / "src", tmp_path / "out", jobs=1, read=SourceOptions(fields=MASKS_BESIDE))
+    unpack(tmp_path / "out", tmp_path / "back")
+    back = {name: data for name, data in content(tmp_path / "back").items() if data is not None}
+    assert back == {
+        os.fsencode(n): data
+        for n, data in tree.items()
+        if n in (masks_beside() | masks_beside("x/y/"))
+    }
+
+
+def test_patterns_in_folders_of_splits(tmp_path: Path) -> None:
+    """A split without masks has no such field; what else lies beside splits is left out."""
+    tree = masks_beside("train/") | {"test/9.png": noise("", 9), "readme.txt": b"x"}
+    found = listings(plant(tmp_path / "src", tree), fields=MASKS_BESIDE)
+    assert [*found] == ["test", "train"]
+    assert found["test"].keys == [b"9.png"] and found["train"].keys == [
+        b"0.png",
+        b"1.png",
+        b"2.png",
+    ]
+    assert found["test"].fields == (("image", "image"),)
+    assert found["test"].notes == [
+        "there is no file test/*_mask.png for this split, so no such field",
+        "left out, being in none of these folders: readme.txt",
+    ]
+    above = dataset("train/rgb/{}_rgb.jpg", "train/seg/{}_s.png") | dataset(
+        "val/rgb/{}_rgb.jpg", "val/seg/{}_s.png"
+    )
+    fields = {"image": "rgb/*_rgb.jpg", "mask": "seg/*_s.png"}
+    again = listings(plant(tmp_path / "above", above), fields=fields)
+    assert [*again] == ["train", "val"]
+    assert again["val"].keys == [b"0_rgb.jpg", b"1_rgb.jpg", b"2_rgb.jpg"]
+    with pytest.raises(SourceError, match="there is no folder sgm in it"):
+        listings(tmp_path / "above", fields=fields | {"mask": "sgm/*_s.png"})
+
+
+def test_a_file_that_is_of_a_field_lies_in_no_split(tmp_path: Path) -> None:
+    root = plant(tmp_path, masks_beside("train/") | masks_beside())
+    [(split, found)] = listings(root, fields=MASKS_BESIDE).items()
+    assert split == "" and len(found.keys) == 6
+    with pytest.raises(SourceError, match="6 files beside"):
+        listings(root, fields=MASKS_BESIDE, splits=True)
+
+
+def test_a_pattern_goes_with_a_folder(tmp_path: Path) -> None:
+    """As in DIV2K: 0001.png with 0001x2.png."""
+    tree = dataset("DIV2K_train_HR/{:04}.png", "DIV2K_train_LR_bicubic/X2/{:04}x2.png")
+    tree |= {"DIV2K_train_LR_bicubic/X3/0000x3.png": noise("x3", 20)}
+    fields = {"image": "DIV2K_train_HR/", "low": "DIV2K_train_LR_bicubic/X2/*x2.png"}
+    [found] = listings(plant(tmp_path, tree), fields=fields).values()
+    assert found.keys == [b"0000.png", b"0001.png", b"0002.png"]
+    assert records(found)[1]["low"] == noise("DIV2K_train_LR_bicubic/X2/0001x2.png", 90)
+
+
+def test_all_of_a_name_may_be_its_end(tmp_path: Path) -> None:
+    tree = dataset("{}/rgb.jpg", "{}/mask.png") | {"0/depth.npy": b"x"}
+    [found] = listings(
+        plant(tmp_path, tree), fields={"image": "*rgb.jpg", "mask": "*mask.png"}
+    ).values()
+    assert found.keys == [b"0/rgb.jpg", b"1/rgb.jpg", b"2/rgb.jpg"]
+
+
+def test_what_a_pattern_lacks_is_a_problem_with_its_name(tmp_path: Path) -> None:
+    tree = masks_beside(count=5) | {"3.png": b"", "9_mask.png": noise("9", 9)}
+    del tree["1_mask.png"]
+    root = plant(tmp_path, tree)
+    os.symlink("nowhere", root / "4_mask.png.old")  # of no field, and so no problem
+    os.unlink(root / "4_mask.png")
+    os.symlink("nowhere", root / "4_mask.png")
+    os.makedirs(root / "x")
+    os.symlink("..", root / "x/loop")  # all that is behind it is not seen
+    [found] = listings(root, fields=MASKS_BESIDE).values()
+    assert found.keys == [b"0.png", b"2.png"]
+    assert found.problems == [
+        (b"1.png", "has no partner in *_mask.png: there is no file 1_mask.png"),
+        (b"3.png", "is empty"),
+        (b"4_mask.png", "is a link to nothing"),
+        (b"9_mask.png", "has no partner in *.png: there is no file 9.png"),
+        (b"x/loop", "is a link to a folder that contains it"),
+    ]
+    assert found.notes == ["left out, being of no field: 1 file, such as 4_mask.png.old"]
+
+
+def test_patterns_say_that_a_tar_is_no_webdataset(tmp_path: Path) -> None:
+    tree = dataset("{}.jpg", "{}.seg.png")
+    source = write(tmp_path / "a.tar", tar(tree))
+    assert told(source) == "webdataset"
+    [found] = listings(source, fields={"image": "*.jpg", "mask": "*.seg.png"}).values()
+    assert found.keys == [b"0.jpg", b"1.jpg", b"2.jpg"]
+
+
+def test_images_of_patterns_become_pixels(tmp_path: Path) -> None:
+    tree: Files = {"1_rgb.png": picture(8, 8, "PNG"), "1_mask.png": picture(8, 8, "PNG")}
+    fields = {"image": "*_rgb.png", "mask": "*_mask.png"}
+    source = plant(tmp_path / "src", tree)
+    pack(source, tmp_path / "out", **grouped({"jobs": 1, "encode": "raw", "fields": fields}))
+    unpack(tmp_path / "out", tmp_path / "back")
+    assert {*content(tmp_path / "back")} == {b"1_rgb.png.ppm", b"1_mask.png"}
+
+
+class TestPatterns(FileSourceConformance):
+    KIND = "trees"
+
+    def make(self, root: Path) -> Path:
+        tree = dataset("{:02d}_a.jpg", "{:02d}_b.jpg", self.COUNT)
+        return plant(root, tree | {"00_c.jpg": noise("c", 10)})
+
+    def file(self, path: Path) -> Path:
+        return path / "00_b.jpg"
+
+    def pack(self, path: Path, out: Path, **options: Any) -> Packed:
+        return super().pack(path, out, fields={"image": "*_a.jpg", "mask": "*_b.jpg"}, **options)
+
+    def listing(self, path: Path) -> Listing:
+        return listings(path, fields={"image": "*_a.jpg", "mask": "*_b.jpg"})[""]
 
 
 class TestTrees(FileSourceConformance):

@@ -33,6 +33,7 @@ from .files import (
     not_images,
     without_suffix,
 )
+from .trees import are_asked
 
 FOLDERS = ("imagefolder", "files", "trees")  # kinds of sources whose files are found by walking
 _LOOKED = 3  # folders that are looked into for archives
@@ -54,7 +55,7 @@ def find_archives(request: SourceRequest) -> SourceRequest | None:
     if through is None:
         return None
     archive, inner = through
-    if not inner and request.kind is None and _is_grouped([archive], request):
+    if not inner and _may_be_grouped(request) and _is_grouped([archive], request):
         return None
     whole = open_archive(archive, _inflating(request), ignore=request.ignore)
     if not inner:
@@ -111,10 +112,15 @@ def _in_folder(request: SourceRequest) -> SourceRequest | None:
     if claims(map(key_text, names)).keys() - {"webdataset"}:
         return None  # which format is meant, is asked
     paths = [os.path.join(request.path, name) for name in archives]
-    if request.kind is None and _is_grouped(paths, request):
+    if _may_be_grouped(request) and _is_grouped(paths, request):
         return None
     found = open_folder_of_archives(folder, _inflating(request))
     return replace(request, files=found if request.splits else found.unwrapped())
+
+
+def _may_be_grouped(request: SourceRequest) -> bool:
+    """Tell whether nothing was said of what tars hold: `--fields NAME=FOLDER/` says folders."""
+    return request.kind is None and not are_asked(request)
 
 
 def _is_grouped(paths: Sequence[bytes], request: SourceRequest) -> bool:
