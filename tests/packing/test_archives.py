@@ -239,6 +239,27 @@ def test_a_path_leads_through_an_archive(tmp_path: Path) -> None:
         pack_one(source / "food/pictures", tmp_path / "none")
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_path_leads_to_an_archive_in_an_archive(tmp_path: Path, jobs: int) -> None:
+    """The others in it are not looked at, and do not disturb."""
+    inner = {"cat.1.jpg": JPEG, "dog.2.jpg": noise("2", 50)}
+    tree = {
+        "all/train.zip": deflated(inner, "pets/"),
+        "all/boxes.tgz": gzip.compress(b"damaged"),
+        "all/deep/more.tar": tar({"one.zip": zipped(inner, "pets/")}),
+        "all/readme.txt": b"x",
+        "all/flat.tar": tar(inner),
+    }
+    source = write(tmp_path / "x.zip", deflated(tree))
+    pack_one(plant(tmp_path / "tree", inner), tmp_path / "right", max_records=1)
+    for path in ("train.zip/pets", "deep/more.tar/one.zip/pets/", "flat.tar"):
+        out = tmp_path / path.replace("/", "_")
+        pack_one(source / "all" / path, out, jobs=jobs, max_records=1)
+        assert content(out) == content(tmp_path / "right"), path
+    with pytest.raises(SourceError, match=r"no folder test/ in train.zip; at its top .*: pets/"):
+        pack_one(source / "all/train.zip/test", tmp_path / "none")
+
+
 def test_what_is_packed_of_a_wrapped_archive_is_said(tmp_path: Path) -> None:
     source = write(tmp_path / "x.tar", tar(images(), "data/"))
     said = shardio("pack", source, tmp_path / "out").stdout
@@ -448,7 +469,7 @@ def test_names_in_a_zip(
         for mark, at in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
             place = data.index(mark) + at
             data = data[:place] + struct.pack("<H", 0x800) + data[place + 2 :]
-    folder = open_archive(os.fsencode(write(tmp_path / "x.zip", data)), Inflating())
+    folder, _ = open_archive(os.fsencode(write(tmp_path / "x.zip", data)), Inflating())
     assert folder.walk().keys == [b"c/" + right + b".jpg"]
 
 
@@ -662,7 +683,7 @@ def test_nested_archives_end_somewhere(tmp_path: Path) -> None:
 def test_many_members_of_a_zip(tmp_path: Path) -> None:
     """More than 65,535, which need the zip64 end of the directory."""
     tree: Any = {f"c{i % 7}/{i:06}.jpg": JPEG for i in range(66_000)}
-    folder = open_archive(os.fsencode(write(tmp_path / "x.zip", zipped(tree))), Inflating())
+    folder, _ = open_archive(os.fsencode(write(tmp_path / "x.zip", zipped(tree))), Inflating())
     assert len(folder.walk().keys) == 66_000
 
 
@@ -823,7 +844,7 @@ class TestTar(FileSourceConformance):
 
 def test_reading_opens_no_member_twice_and_closes_all(tmp_path: Path) -> None:
     write(tmp_path / "x.tar", tar(class_tars(images())))
-    folder = open_archive(os.fsencode(tmp_path / "x.tar"), Inflating())
+    folder, _ = open_archive(os.fsencode(tmp_path / "x.tar"), Inflating())
     assert isinstance(folder, ArchiveFolder)
     before = len(os.listdir("/proc/self/fd"))
     walked = folder.walk()

@@ -57,7 +57,7 @@ def find_archives(request: SourceRequest) -> SourceRequest | None:
     archive, inner = through
     if not inner and _may_be_grouped(request) and _is_grouped([archive], request):
         return None
-    whole = open_archive(archive, _inflating(request), ignore=request.ignore)
+    whole, inner = open_archive(archive, _inflating(request), inner, ignore=request.ignore)
     if not inner:
         return replace(request, files=whole if request.splits else whole.unwrapped())
     folder = whole.below(inner)
@@ -66,8 +66,8 @@ def find_archives(request: SourceRequest) -> SourceRequest | None:
         return None
     if not folder.is_there():
         raise SourceError(
-            f"{request.shown}: there is no folder {printable(inner)}/ in {printable(archive)}; "
-            f"{_some_folders(whole)}"
+            f"{request.shown}: there is no folder {printable(inner)}/ in "
+            f"{printable(os.path.basename(whole.path))}; {_some_folders(whole)}"
         )
     return replace(request, files=folder)
 
@@ -77,7 +77,8 @@ def root_in_archive(root: bytes, request: SourceRequest) -> ArchiveFolder | None
     through = None if os.path.isdir(root) else split_path(root)
     if through is None:
         return None
-    return open_archive(through[0], _inflating(request)).below(through[1])
+    whole, inner = open_archive(through[0], _inflating(request), through[1])
+    return whole.below(inner)
 
 
 def _inflating(request: SourceRequest) -> Inflating:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ....errors import DamageError, SourceError, printable
 from ..base import ReadFile, Rejected, SourceFolder, Walked
-from ..files import changed, ignores_nothing, is_ignored, mtime
+from ..files import changed, ignores_nothing, is_archive, is_ignored, mtime
 from ..listed_folder import Listed, ListedFolder
 from .extent import Bytes, Extent, Part, extent_of
 from .inflate import Inflating, is_there
@@ -135,20 +135,33 @@ class ArchiveFolder(ListedFolder):
 
 # What this process listed last: pieces of one source are opened one after the other. Two, since
 # labels may lie in an archive of their own.
-_KNOWN: dict[tuple[Any, ...], Tree] = {}
+_KNOWN: dict[tuple[Any, ...], tuple[Tree, bytes]] = {}
 
 
-def open_archive(path: bytes, inflating: Inflating, *, ignore: bool = True) -> ArchiveFolder:
-    """Return the folder that an archive is. Raises SourceError, OptionError, StorageError."""
+def open_archive(
+    path: bytes, inflating: Inflating, inner: bytes = b"", *, ignore: bool = True
+) -> tuple[ArchiveFolder, bytes]:
+    """Return the folder that an archive is, and a path in it.
+
+    inner: a path that may lead through archives in it: the folder is then that of the last one
+
+    Raises SourceError, OptionError, StorageError.
+    """
     ignores = is_ignored if ignore else ignores_nothing
     try:
         extent = extent_of(path)
     except OSError as error:
         raise SourceError(f"{printable(path)}: cannot be opened: {error.strerror}") from None
     whole = os.path.abspath(path)
-    key = whole, extent.size, extent.stamp, ignores, inflating.directory
-    tree = _known(key, lambda: tree_of_archive(extent, ignores, inflating))
-    return ArchiveFolder(whole, tree, b"", ignores)
+    names = inner.split(b"/")
+    while names and not is_archive(names[-1]):
+        names.pop()
+    through = b"/".join(names)
+    key = whole, through, extent.size, extent.stamp, ignores, inflating.directory
+    tree, left = _known(key, lambda: tree_of_archive(extent, ignores, inflating, through))
+    path = os.path.join(whole, through.removesuffix(left)).rstrip(b"/")
+    folder = ArchiveFolder(path, tree, b"", ignores)
+    return folder, (left + inner[len(through) :]).strip(b"/")
 
 
 def open_folder_of_archives(folder: SourceFolder, inflating: Inflating) -> ArchiveFolder:
@@ -157,16 +170,16 @@ def open_folder_of_archives(folder: SourceFolder, inflating: Inflating) -> Archi
     seal = hashlib.sha256(b"\0".join(walked.keys))
     seal.update(walked.sizes.tobytes() + walked.mtimes.tobytes())
     key = folder.path, seal.digest(), folder.ignores, inflating.directory
-    tree = _known(key, lambda: tree_of_folder(folder, walked, inflating))
+    tree, _ = _known(key, lambda: (tree_of_folder(folder, walked, inflating), b""))
     return ArchiveFolder(folder.path, tree, b"", folder.ignores)
 
 
-def _known(key: tuple[Any, ...], make: Callable[[], Tree]) -> Tree:
+def _known(key: tuple[Any, ...], make: Callable[[], tuple[Tree, bytes]]) -> tuple[Tree, bytes]:
     """Return what was listed last, if it was this; else list it."""
-    tree = _KNOWN.get(key)
-    if tree is None or not all(map(is_there, tree.extents)):
-        tree = make()
+    found = _KNOWN.get(key)
+    if found is None or not all(map(is_there, found[0].extents)):
+        found = make()
         while len(_KNOWN) > 1:
             _KNOWN.pop(next(iter(_KNOWN)))
-        _KNOWN[key] = tree
-    return tree
+        _KNOWN[key] = found
+    return found

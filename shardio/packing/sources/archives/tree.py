@@ -50,14 +50,18 @@ def is_plain_tar(name: bytes) -> bool:
     return name[-4:].lower() == b".tar"
 
 
-def tree_of_archive(extent: Extent, ignores: Callable[[bytes], bool], inflating: Inflating) -> Tree:
-    """Return what is in an archive, and in those that lie in it.
+def tree_of_archive(
+    extent: Extent, ignores: Callable[[bytes], bool], inflating: Inflating, inner: bytes = b""
+) -> tuple[Tree, bytes]:
+    """Return what is in an archive, and in those that lie in it, and the folder that is meant.
+
+    inner: a path in it; where it leads to one of those, only what is in that one is returned
 
     Raises DamageError, OptionError, SourceError, StorageError.
     """
     builder = _Builder(ignores, inflating)
-    builder.add_archive(extent)
-    return builder.finish(extent.shown)
+    rest = builder.add_archive(extent, inner)
+    return builder.finish(extent.shown), rest
 
 
 def tree_of_folder(folder: SourceFolder, walked: Walked, inflating: Inflating) -> Tree:
@@ -93,8 +97,11 @@ class _Builder:
         self._outside: list[Problem] = []
         self._again = 0  # members that came again in their archive
 
-    def add_archive(self, extent: Extent) -> None:
-        """Add the members of an archive."""
+    def add_archive(self, extent: Extent, inner: bytes = b"") -> bytes:
+        """Add the members of an archive, or those of the one in it to which a path leads.
+
+        Returns what is left of the path, behind the last archive.
+        """
         if self._deep > _DEEP:
             raise SourceError(f"{extent.shown}: lies in {_DEEP} archives, one within the other")
         file = extent.location.open(extent.name)
@@ -102,11 +109,10 @@ class _Builder:
             part = Part(file, extent)
             kind = compression_of(part.read(0, min(BLOCK, part.size)))
             if kind is None:
-                self._add(_members(part, extent), extent, part)
+                return self._add(_members(part, extent), extent, part, inner)
         finally:
             file.close()
-        if kind is not None:
-            self.add_archive(self._inflating.inflate(extent, kind))
+        return self.add_archive(self._inflating.inflate(extent, kind), inner)
 
     def add_side_by_side(
         self, extents: Sequence[Extent], paths: Sequence[bytes], above: bytes, shown: str
@@ -165,15 +171,19 @@ class _Builder:
         self._outside += inner._outside
         self._again += inner._again
 
-    def _add(self, table: MemberTable, extent: Extent, part: Part) -> None:
-        """Add a table, and the archives that lie in it."""
-        table.number = len(self._extents)
-        self._extents.append(extent)
+    def _add(self, table: MemberTable, extent: Extent, part: Part, inner: bytes) -> bytes:
+        """Add a table, and the archives that lie in it; or only the one to which a path leads."""
         rows: Sequence[int] = range(len(table.paths))
         if table.dropped:
             rows = [row for row in rows if row not in table.dropped]
         nested = [row for row in rows if is_archive(table.paths[row])]
         nested = [row for row in nested if not self._is_ignored(table.paths[row])]
+        for row in reversed(nested):  # of members with one name the last counts
+            if (inner + b"/").startswith(table.paths[row] + b"/"):
+                rest = inner[len(table.paths[row]) + 1 :]
+                return self.add_archive(self._nested(table, row, extent, part), rest)
+        table.number = len(self._extents)
+        self._extents.append(extent)
         self.problems += table.problems
         self._outside += [(name, "its path leads out of the archive") for name in table.outside]
         if nested:
@@ -182,13 +192,14 @@ class _Builder:
         self._tables.append((table, rows, b""))
         self._folders.update(table.folders)
         if not nested:
-            return
+            return inner
         of_path = {table.paths[row]: row for row in nested}
         self._again += len(nested) - len(of_path)
         others = [table.paths[row] for row in rows if not self._is_ignored(table.paths[row])]
         for above, archives in self.grouped(list(of_path), others, extent.shown).items():
             extents = [self._nested(table, of_path[path], extent, part) for path in archives]
             self.add_side_by_side(extents, archives, above, extent.shown)
+        return inner
 
     def _nested(self, table: MemberTable, row: int, extent: Extent, part: Part) -> Extent:
         """Return the extent of an archive in another one. Raises as `add_archive`."""
