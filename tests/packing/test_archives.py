@@ -239,6 +239,25 @@ def test_a_path_leads_through_an_archive(tmp_path: Path) -> None:
         pack_one(source / "food/pictures", tmp_path / "none")
 
 
+def test_texts_beside_the_folders_of_a_wrapped_archive_do_not_make_it_one_class(
+    tmp_path: Path,
+) -> None:
+    folders = {"data/images/cat/1.jpg": JPEG, "data/images/dog/2.jpg": noise("2", 50)}
+    source = write(tmp_path / "x.zip", zipped(folders | {"data/readme.txt": b"x"}))
+    with pytest.raises(
+        SourceError, match=r"give the folder .* such as \S+x.zip/data/images:\n.*me"
+    ):
+        pack_one(source, tmp_path / "none", on_error="skip")
+    done = pack_one(source / "data/images", tmp_path / "out")
+    assert (done.records, done.classes) == (2, 2)
+    with_mask = {f"data/images/{key}": data for key, data in images(1, 2).items()}
+    with_mask |= {f"data/masks/{key}": data for key, data in images(1, 2).items()}
+    source = write(tmp_path / "y.zip", zipped(with_mask | {"data/readme.txt": b"x"}))
+    assert "mask" in pack_one(source, tmp_path / "masks").fields
+    loose = write(tmp_path / "z.zip", zipped(folders | {"data/1.jpg": JPEG}))
+    assert pack_one(loose, tmp_path / "one class").classes == 1
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_path_leads_to_an_archive_in_an_archive(tmp_path: Path, jobs: int) -> None:
     """The others in it are not looked at, and do not disturb."""

@@ -502,11 +502,18 @@ def check_loose(files: list[bytes], folder: SourceFolder, advice: str = "") -> N
     loose = sorted(name for name in files if not folder.ignores(name) and not is_own(name))
     if loose:
         whys = [(name, BESIDE if is_archive(name) else "in no class folder") for name in loose]
+        way = "move them into one, or away"
+        if not isinstance(folder, DiskFolder):
+            way = f"give the folder of the classes as SRC, such as {_first_folder(folder)}"
         raise SourceError(
             f"{printable(folder.path)}: {show_count(len(loose), 'file')} beside class folders; "
-            "move them into one, or away:\n"
+            f"{way}:\n"
             f"{listed(whys)}" + (f"\n{advice}" if advice else "")
         )
+
+
+def _first_folder(folder: SourceFolder) -> str:
+    return printable(os.path.join(folder.path, *sorted(folder.top().folders)[:1]))
 
 
 def twins(names: Iterable[bytes]) -> list[str]:

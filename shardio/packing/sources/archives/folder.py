@@ -11,7 +11,7 @@ from typing import Any
 
 from ....errors import DamageError, SourceError, printable
 from ..base import ReadFile, Rejected, SourceFolder, Walked
-from ..files import changed, ignores_nothing, is_archive, is_ignored, mtime
+from ..files import changed, ignores_nothing, is_archive, is_ignored, mtime, not_images
 from ..listed_folder import Listed, ListedFolder
 from .extent import Bytes, Extent, Part, extent_of
 from .inflate import Inflating, is_there
@@ -72,7 +72,10 @@ class ArchiveFolder(ListedFolder):
                 file.close()
 
     def unwrapped(self) -> ArchiveFolder:
-        """Return the folder that it wraps, if any does: alone on top, with folders alone in it."""
+        """Return the folder that it wraps, if any does: alone on top, and no image in it.
+
+        Folders with texts beside them are wrapped, too: as one class they would lose their labels.
+        """
         folder = self
         while True:
             folders, files, *_ = folder.top()
@@ -80,7 +83,7 @@ class ArchiveFolder(ListedFolder):
                 break
             inner = folder.below(folders[0])
             within, loose, *_ = inner.top()
-            if not within or not all(map(self.ignores, loose)):
+            if not within or len(not_images(loose)) < len(loose):
                 break
             folder = inner
         if folder is not self:
