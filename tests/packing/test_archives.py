@@ -4,6 +4,7 @@ import bz2
 import errno
 import gzip
 import io
+import json
 import lzma
 import os
 import stat
@@ -718,8 +719,35 @@ def test_the_root_of_a_listing_may_be_an_archive(tmp_path: Path) -> None:
     write(tmp_path / "x.zip", deflated(tree))
     pack_one(table, tmp_path / "out", root=str(tmp_path / "x.zip/pics"))
     assert content(tmp_path / "out") == content(tmp_path / "right")
-    with pytest.raises(SourceError, match="none of the files"):
+    with pytest.raises(SourceError, match=r"none of the files .*x.zip; at its top 1 folder: pics/"):
         pack_one(table, tmp_path / "none", root=str(tmp_path / "x.zip"))
+
+
+def test_the_root_of_coco_may_be_an_archive(tmp_path: Path) -> None:
+    pictures: dict[str | bytes, bytes | None] = {"val/1.jpg": JPEG}
+    root = write(tmp_path / "val.zip", deflated(pictures))
+    about = {"images": [{"id": 1, "file_name": "1.jpg"}], "annotations": [], "categories": []}
+    file = plant(tmp_path, {"coco.json": json.dumps(about).encode()}) / "coco.json"
+    assert pack_one(file, tmp_path / "out", root=str(root / "val")).records == 1
+    with pytest.raises(
+        SourceError, match=r"none of its images .*val.zip; at its top 1 folder: val/"
+    ):
+        pack_one(file, tmp_path / "none", root=str(root))
+
+
+def test_the_root_of_a_listing_may_be_a_folder_of_archives(tmp_path: Path) -> None:
+    """As of Open Images: each archive holds a folder."""
+    trees = {f"train_{i}/{i}.jpg": noise(str(i), 60 + i) for i in range(3)}
+    rows = "".join(f"{path}\n" for path in trees)
+    table = plant(tmp_path, {"t.csv": f"path\n{rows}".encode()}) / "t.csv"
+    for i, (path, data) in enumerate(trees.items()):
+        write(tmp_path / f"tars/{i}.tar.gz", gzip.compress(tar({path: data})))
+    pack_one(table, tmp_path / "right", root=str(plant(tmp_path / "tree", trees)))
+    pack_one(table, tmp_path / "out", root=str(tmp_path / "tars"), jobs=2, max_records=9)
+    assert content(tmp_path / "out") == content(tmp_path / "right")
+    plant(tmp_path / "tars", trees)  # unpacked beside them: what is unpacked counts, as always
+    pack_one(table, tmp_path / "again", root=str(tmp_path / "tars"))
+    assert content(tmp_path / "again") == content(tmp_path / "right")
 
 
 @pytest.mark.parametrize("path", ["./c0/1.jpg", "c0//1.jpg", "c0/../c0/1.jpg"])

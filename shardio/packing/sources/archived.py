@@ -23,7 +23,7 @@ from .archives.folder import ArchiveFolder, open_archive, open_folder_of_archive
 from .archives.inflate import Inflating
 from .archives.tar_members import list_tar
 from .archives.tree import is_plain_tar
-from .base import SourceRequest
+from .base import SourceFolder, SourceRequest
 from .files import (
     DiskFolder,
     folder_of,
@@ -67,14 +67,27 @@ def find_archives(request: SourceRequest) -> SourceRequest | None:
     if not folder.is_there():
         raise SourceError(
             f"{request.shown}: there is no folder {printable(inner)}/ in "
-            f"{printable(os.path.basename(whole.path))}; {_some_folders(whole)}"
+            f"{printable(os.path.basename(whole.path))}{some_folders(whole)}"
         )
     return replace(request, files=folder)
 
 
 def root_in_archive(root: bytes, request: SourceRequest) -> ArchiveFolder | None:
-    """Return the folder of a root that is an archive, or lies in one; None where it is none."""
-    through = None if os.path.isdir(root) else split_path(root)
+    """Return the folder of a root that is an archive, or lies in one, or holds archives alone.
+
+    None where it is another.
+    """
+    if os.path.isdir(root):
+        folder = DiskFolder(root)
+        try:
+            folders, files, *_ = folder.top()
+        except SourceError:
+            return None  # its reader says so
+        names = [name for name in files if not folder.ignores(name)]
+        if folders or not names or not all(map(is_archive, names)):
+            return None
+        return open_folder_of_archives(folder, _inflating(request))
+    through = split_path(root)
     if through is None:
         return None
     whole, inner = open_archive(through[0], _inflating(request), through[1])
@@ -187,9 +200,11 @@ def _are_numbered(paths: Sequence[bytes]) -> bool:
     return numbers == list(range(numbers[0], numbers[0] + len(numbers))) and numbers[0] < 2
 
 
-def _some_folders(folder: ArchiveFolder) -> str:
-    """Say which folders lie at the top of an archive."""
+def some_folders(folder: SourceFolder) -> str:
+    """Say which folders lie at the top of an archive; nothing of other folders."""
+    if not isinstance(folder, ArchiveFolder):
+        return ""
     folders = sorted(folder.top()[0])
     shown = ", ".join(printable(name) + "/" for name in folders[:10])
     more = ", ..." if len(folders) > 10 else ""
-    return f"at its top {show_count(len(folders), 'folder')}: {shown}{more}"
+    return f"; at its top {show_count(len(folders), 'folder')}: {shown}{more}"

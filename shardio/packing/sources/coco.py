@@ -36,7 +36,7 @@ import numpy as np
 from ...errors import OptionError, SourceError, printable
 from ...formats.sample import MAX_HEAD, Sample, pack, unpack
 from ...names import KEY, key_bytes, key_text
-from .archived import root_in_archive, split_path
+from .archived import root_in_archive, some_folders, split_path
 from .base import (
     Ints,
     Listing,
@@ -51,7 +51,15 @@ from .base import (
     renamed,
 )
 from .field_names import our_names
-from .files import DiskFolder, FileSource, check_image, first_sign, folder_of, twins
+from .files import (
+    MISSING,
+    DiskFolder,
+    FileSource,
+    check_image,
+    first_sign,
+    folder_of,
+    twins,
+)
 from .plain_file import plain_file
 from .store_folder import root_of
 
@@ -187,6 +195,11 @@ def list_records(request: SourceRequest) -> Listings:
             **renamed({ours: theirs for theirs, ours in names.items()}),
         },
     ).take(places)
+    if problems and all(why == MISSING for _, why in problems) and not listing.keys:
+        raise SourceError(
+            f"{request.shown}: none of its images is there, such as {printable(problems[0][0])}, "
+            f"in {printable(root.path)}{some_folders(root)}; --root says where they are"
+        )
     listing.check_some(request.shown)
     return {"": listing}
 

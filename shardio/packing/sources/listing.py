@@ -27,6 +27,7 @@ import numpy as np
 from ...errors import OptionError, SourceError, printable, there_are
 from ...formats.sample import Sample
 from ...names import KEY
+from .archived import some_folders
 from .base import (
     Ints,
     Listing,
@@ -514,7 +515,8 @@ def _nothing_there(
         )
     return (
         f"{request.shown}: none of the files in column {printable(column)!r} is there, such as "
-        f"{printable(first)}, in {printable(root.path)}; --root says where they are{other}"
+        f"{printable(first)}, in {printable(root.path)}{some_folders(root)}; --root says where "
+        f"they are{other}"
     )
 
 
