@@ -64,8 +64,9 @@ def gc(path: str | os.PathLike[str], *, keep_s: float = KEEP_S, dry_run: bool = 
     Raises NotPackedError where nothing is packed, BusyError while a packer works.
     """
     check_bool(dry_run=dry_run)
-    done = Cleaned(dry_run=dry_run)
-    for folder in manifest.datasets(local_path(path)).values():
+    done, top = Cleaned(dry_run=dry_run), local_path(path)
+    folders = list(manifest.datasets(top).values())
+    for folder in folders:
         manifest.load(locate(folder))  # without one, nothing says what may go
         with contextlib.ExitStack() as stack:
             data: bytes | None = None
@@ -77,7 +78,17 @@ def gc(path: str | os.PathLike[str], *, keep_s: float = KEEP_S, dry_run: bool = 
                 if not dry_run and any(old for *_, old in _unnamed(folder, None, keep_s)):
                     stack.enter_context(_alone(folder))
             _clean(folder, _unnamed(folder, data, keep_s), done)
+    if top not in folders and not any(os.path.exists(os.path.join(f, JOURNAL)) for f in folders):
+        _clean(top, _unpacked(top, keep_s), done)
     return done
+
+
+def _unpacked(folder: str, keep_s: float) -> Iterator[_Unnamed]:
+    """Give what was unpacked of an archive for several splits, whose packing was killed."""
+    for name in sorted(os.listdir(folder)):
+        if is_unpacked(folder, name):
+            status = os.lstat(os.path.join(folder, name))
+            yield name, status, time.time() - status.st_mtime >= keep_s
 
 
 def _alone(folder: str) -> contextlib.AbstractContextManager[None]:

@@ -43,6 +43,7 @@ from shardio.errors import (
     SourceError,
 )
 from shardio.packing import sources
+from shardio.packing.gc import gc
 from shardio.packing.packed import Packed
 from shardio.packing.sources.archives import tree
 from shardio.packing.sources.archives.extent import extent_of
@@ -223,6 +224,27 @@ def test_a_kill_while_it_is_unpacked_starts_that_over(tmp_path: Path, calls: int
     pack_one(source, out)
     pack_one(plant(tmp_path / "tree", tree), tmp_path / "right")
     assert content(out) == content(tmp_path / "right")
+
+
+def test_gc_removes_what_was_unpacked_for_splits(tmp_path: Path) -> None:
+    """A packing that was killed before its first shard has left it beside the splits."""
+    tree = {
+        f"{split}/a/{i}.jpg": noise(f"{split}{i}", 50) for split in ("train", "val") for i in (1, 2)
+    }
+    source, out = write(tmp_path / "a.tgz", FORMS["a.tgz"](tree)), tmp_path / "out"
+    pack(source, out, jobs=1)
+    program = (
+        "import os, signal, sys\nfrom shardio import pack\n"
+        "def die(*given, **more):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "sys.modules['shardio.packing.pack']._planned = die\n"
+        "pack(sys.argv[1], sys.argv[2], jobs=1, overwrite=True)\n"
+    )
+    command = [sys.executable, "-c", program, str(source), str(out)]
+    assert subprocess.run(command, env=environment(), timeout=LIMIT_S).returncode == -9
+    [left] = out.glob("unpacked-*")
+    assert gc(out).removed == []
+    assert gc(out, keep_s=0).removed == [str(left)]
+    assert not left.exists()
 
 
 # --- which folder it is ---------------------------------------------------------------------------
