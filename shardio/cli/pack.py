@@ -170,6 +170,7 @@ _PLANNED = (  # options that a plan follows from
         "the splits, and files that list the images of each: train=train.txt,val=val.txt",
     ),
     option("--split-by", "COLUMN"),
+    option("--boxes", "DIR"),
     option("--first-label", "N"),
     option("--splits", action=BooleanOptionalAction),
     option("--ignore", action=BooleanOptionalAction),

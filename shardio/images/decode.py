@@ -419,6 +419,14 @@ def turn_of(image: Image.Image) -> Turn:
     return TURNS.get(orientation_of(image), UPRIGHT)
 
 
+def upright_size(data: bytes) -> tuple[int, int]:
+    """Return width and height of an image, turned upright, by its header. Raises DecodeError."""
+    with decode_errors(data):
+        image = open_image(data, None)
+        width, height = image.size
+        return (height, width) if turn_of(image).swap else (width, height)
+
+
 def orientation_of(image: Any) -> int:
     """Return the EXIF orientation of an opened image. The number may be nonsense.
 

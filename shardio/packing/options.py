@@ -79,6 +79,8 @@ class SourceOptions:
     split_files  the splits, and files that list the images of each: {"train": "train.txt"}
     split_by     the column of a table that says to which split a record belongs; or with names:
                  "is_train:train=1,test=0"
+    boxes    a folder of Pascal VOC's XML, or of YOLO's texts, one for each image: they become the
+             fields `annotations`, `width` and `height`, as of COCO
     first_label  the least number of a class in tables, if that is not 0: it is subtracted
     ignore   leave out hidden files, and folders of NAS and systems: @eaDir, #recycle, @Recycle,
              @Recently-Snapshot, $RECYCLE.BIN, System Volume Information, lost+found, __MACOSX,
@@ -97,6 +99,7 @@ class SourceOptions:
     tables: Sequence[str] = ()
     split_files: Mapping[str, PathLike] | None = None
     split_by: str | None = None
+    boxes: PathLike | None = None
     first_label: int = 0
     ignore: bool = True
     storage: Storage | None = None
@@ -143,6 +146,7 @@ class SourceOptions:
             {name: path_text(path) for name, path in files.items()},
             column or None,
             {name: value for name, _, value in pairs},
+            None if self.boxes is None else path_text(self.boxes),
             check_int("first_label", self.first_label, 0),
         )
 

@@ -181,17 +181,20 @@ def test_yolos_layout_names_the_option_that_packs_it(tmp_path: Path) -> None:
     tree = {f"images/train/{n}.jpg": picture(8, 8) for n in range(3)}
     tree |= {f"labels/train/{n}.txt": b"0 .5 .5 .1 .1" for n in range(3)}
     plant(tmp_path / "yolo", tree)
-    option = "--fields image=images/,boxes=labels/"
+    option = "--fields image=images/ --boxes SRC"
     for loose in ({}, {"data.yaml": b"names: [a]"}):
         plant(tmp_path / "yolo", loose)
         assert option in shardio("pack", tmp_path / "yolo", tmp_path / "out", code=1).stderr
-    inside_out = {f"train/{kind}/1.{end}": picture(8, 8) for kind, end in
-                  (("images", "jpg"), ("labels", "txt"))}  # fmt: skip
+    inside_out = {"train/images/1.jpg": picture(8, 8), "train/labels/1.txt": b"0 .5 .5 .1 .1"}
     export = plant(tmp_path / "roboflow", inside_out | {"data.yaml": b"names: [a]"})
     assert option in shardio("pack", export, tmp_path / "other", code=1).stderr
-    shardio("pack", tmp_path / "yolo", tmp_path / "packed", *option.split())
-    data = library.open(tmp_path / "packed", split="train", decode=None)
-    assert [one["boxes"] for one in data] == ["0 .5 .5 .1 .1"] * 3
+    for source in (tmp_path / "yolo", export):
+        options = option.replace("SRC", str(source)).split()
+        shardio("pack", source, tmp_path / f"packed {source.name}", *options)
+        data = library.open(tmp_path / f"packed {source.name}", split="train", decode=None)
+        assert list(data.classes) == ["a"] and len(data) in (1, 3)
+        for one in data:
+            assert one["annotations"] == [{"bbox": [3.6, 3.6, 0.8, 0.8], "label": 0}]
 
 
 @pytest.mark.parametrize(

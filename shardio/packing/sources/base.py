@@ -145,6 +145,7 @@ class Joins:
     split_files: Mapping[str, str] = field(default_factory=dict)  # lists of files, by split
     split_by: str | None = None  # the column that says to which split a record belongs
     splits: Mapping[str, str] = field(default_factory=dict)  # its values, by the names of splits
+    boxes: str | None = None  # the folder of files of boxes
     first_label: int = 0  # the least number of a class there; ours is 0
 
 

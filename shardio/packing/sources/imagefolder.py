@@ -58,7 +58,7 @@ from .files import (
 )
 from .grouped import check_told
 
-_YOLO = "--fields image=images/,boxes=labels/ packs YOLO's labels beside their images"
+_YOLO = "--fields image=images/ --boxes SRC packs YOLO's images and boxes; SRC is this folder"
 
 
 class Folder(FileSource):

@@ -27,6 +27,7 @@ from ...formats.sample import Sample
 from ...names import key_bytes, key_text
 from ...order.subset import mark_where
 from ...units import show_count
+from .annotated import Annotations, in_pixels, read_annotations
 from .base import (
     Ints,
     Joins,
@@ -55,10 +56,21 @@ _ENDING = re.compile(rb"(?<=[^/])\.[^./]*\Z")
 class Joined(Source):
     """The records of a listing, with columns of values beside."""
 
-    def __init__(self, source: Source, places: Ints, split: str, columns: Mapping[str, Column]):
-        """places: of the records in `source`. split: the folder of `source` there."""
+    def __init__(
+        self,
+        source: Source,
+        places: Ints,
+        split: str,
+        columns: Mapping[str, Column],
+        *,
+        normalised: bool = False,
+    ) -> None:
+        """places: of the records in `source`. split: the folder of `source` there.
+
+        normalised: boxes are parts of the image's size
+        """
         self._source, self._places, self._split = source, places, split
-        self._columns = dict(columns)
+        self._columns, self._normalised = dict(columns), normalised
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Read]:
@@ -69,6 +81,8 @@ class Joined(Source):
                 sample = read_record(int(self._places[place]))
                 for name, get in columns:
                     sample[name] = get(place)
+                if self._normalised:
+                    in_pixels(sample)
                 return sample
 
             yield read_joined
@@ -79,7 +93,8 @@ class Joined(Source):
 
     def describe(self) -> Plain:
         """Describe the records, and where they lie."""
-        return {"joined": self._source.describe(), "split": self._split}
+        inner = self._source.describe()
+        return {"joined": inner, "split": self._split, "normalised": self._normalised}
 
     def piece(self, places: Ints) -> Plain:
         """Return some records, and what is known of them."""
@@ -99,7 +114,8 @@ def reopen(described: Plain, piece: Plain, inner: Callable[[str, Plain, Plain], 
     split = described["split"]
     source = inner(split, described["joined"], piece["joined"])
     columns = {name: Column(*column) for name, column in piece["columns"].items()}
-    return Joined(source, np.arange(piece["count"]), split, columns)
+    places, normalised = np.arange(piece["count"]), described["normalised"]
+    return Joined(source, places, split, columns, normalised=normalised)
 
 
 def inner_request(request: SourceRequest) -> SourceRequest:
@@ -128,9 +144,8 @@ def split_names(request: SourceRequest, inside: list[str]) -> list[str]:
 def join(found: Listings, request: SourceRequest) -> Listings:
     """Return listings with all columns that are asked for, by split. Raises as listing does."""
     joins = request.joins
-    images = _Images(found, request)
-    columns = None
-    if joins.tables:
+    images = Images(found, request)
+    if joins.tables or joins.boxes is not None:
         columns = _Columns(images, request)
         starts = images.starts()
         found = {name: columns.joined(name, one, starts[name]) for name, one in found.items()}
@@ -145,7 +160,7 @@ def join(found: Listings, request: SourceRequest) -> Listings:
 # --- names of images ------------------------------------------------------------------------------
 
 
-class _Images:
+class Images:
     """The images of all splits, one after the other, and how they may be named."""
 
     def __init__(self, listings: Listings, request: SourceRequest) -> None:
@@ -270,10 +285,10 @@ def _read(given: str, request: SourceRequest) -> _Given:
 class _Columns:
     """The columns of all tables, each with a value, or None, for every image."""
 
-    def __init__(self, images: _Images, request: SourceRequest) -> None:
+    def __init__(self, images: Images, request: SourceRequest) -> None:
         self._images, self._request = images, request
         self._columns: dict[str, Column] = {}
-        self._unfit: list[tuple[Any, str]] = []  # (images,) bool: which cannot be packed, and why
+        self._unfit: dict[int, str] = {}  # images that cannot be packed, and why
         self.notes: list[str] = []
         waiting = [_read(given, request) for given in request.joins.tables]
         add = self._add_by_name
@@ -284,6 +299,7 @@ class _Columns:
             waiting = [one for one in waiting if one not in done]
             add = self._add_by_column
         self.classes: tuple[str, ...] | None = None
+        self._boxes = None if request.joins.boxes is None else self._annotate()
         self.theirs = self._choose()
         chosen = {name: one for name, one in self.theirs.items() if one in self._columns}
         self.fields = {name: self._columns[theirs] for name, theirs in chosen.items()}
@@ -307,11 +323,10 @@ class _Columns:
         count = len(listing.keys)
         here = np.arange(start, start + count)
         fields = {name: column.take(here) for name, column in self.fields.items()}
-        good, problems = np.ones(count, np.bool_), [*listing.problems]
-        for unfit, why in self._unfit:
-            found = np.flatnonzero(unfit[here] & good)
-            problems += [(listing.keys[i], why) for i in found.tolist()]
-            good[found] = False
+        unfit = {i - start: why for i, why in self._unfit.items() if start <= i < start + count}
+        problems = [*listing.problems, *((listing.keys[i], why) for i, why in unfit.items())]
+        good = np.ones(count, np.bool_)
+        good[[*unfit]] = False
         if self._request.where is not None:
             good &= self._selected(listing, here)
         kept = np.flatnonzero(good)
@@ -320,10 +335,13 @@ class _Columns:
             classes = self.classes
             there = {value for value in fields["label"].raw(kept)}
             absent = tuple(one for i, one in enumerate(classes or ()) if i not in there)
+        elif self._boxes is not None:
+            classes = classes or self._boxes.classes
+        normalised = self._boxes is not None and self._boxes.normalised
         kinds = dict(listing.fields) | {name: column.kind for name, column in fields.items()}
         result = replace(
             listing,
-            source=Joined(listing.source, listing.own_places, split, fields),
+            source=Joined(listing.source, listing.own_places, split, fields, normalised=normalised),
             places=None,
             fields=tuple(sorted(kinds.items(), key=lambda one: _FIRST.get(one[0], 2))),
             classes=classes,
@@ -343,7 +361,10 @@ class _Columns:
             own = getattr(listing.source, "labels", None) if name == "label" else None
             if own is not None and "label" not in self.fields:
                 return own[listing.own_places]
-            return self.column(name).take(here).array()
+            column = self.column(name)
+            if column.kind == "json":
+                raise OptionError(f"where: {name!r} is of kind json, and nothing to select by")
+            return column.take(here).array()
 
         return mark_where(where, column, len(here), classes)
 
@@ -357,6 +378,25 @@ class _Columns:
         if "fields" in listing.options:
             found["fields"] = {**listing.options["fields"], **found.get("fields", {})}
         return {**found, "values": seal.hexdigest()[:32]}
+
+    def _annotate(self) -> Annotations:
+        """Take boxes as columns. Raises OptionError, SourceError."""
+        classes = next(iter(self._images.listings.values())).classes
+        found = read_annotations(self._images, self._request, classes)
+        if twice := self._columns.keys() & found.columns.keys():
+            raise OptionError(
+                f"--boxes: a column of a table is called {min(twice)!r}, too; FILE:COLUMNS gives "
+                "the columns of a file other names"
+            )
+        self._columns |= found.columns
+        self._unfit = found.unfit | self._unfit
+        self.notes += found.notes
+        return found
+
+    def _refuse_images(self, unfit: Any, why: str) -> None:
+        """Note why images cannot be packed. unfit: (images,) bool."""
+        for image in np.flatnonzero(unfit).tolist():
+            self._unfit.setdefault(image, why)
 
     # what tables are about
 
@@ -392,7 +432,7 @@ class _Columns:
         if lost:
             first = printable(lost[0][1])
             self.notes.append(f"{shown}: {show_count(len(lost), 'row')} of no image, as {first}")
-        self._unfit.append((rows < 0, f"{shown} has no row for it"))
+        self._refuse_images(rows < 0, f"{shown} has no row for it")
         self._add(one, rows, column)
         return True
 
@@ -410,7 +450,7 @@ class _Columns:
                     )
             values = _texts(self._columns[name])
             rows = np.array([-1 if v is None else row_of.get(v, -1) for v in values], np.int64)
-            self._unfit.append((rows < 0, f"{one.shown} has no row for its {printable(name)!r}"))
+            self._refuse_images(rows < 0, f"{one.shown} has no row for its {printable(name)!r}")
             self._add(one, rows, name)
             return True
         return False
@@ -482,7 +522,7 @@ class _Columns:
         if hot:
             numbers = np.stack([self._number(name) for name in hot], 1)
             single = ((numbers == 0) | (numbers == 1)).all(1) & (numbers.sum(1) == 1)
-            self._unfit.append((~single, f"has no single 1 in the columns {printable(theirs)}"))
+            self._refuse_images(~single, f"has no single 1 in the columns {printable(theirs)}")
             self.classes = tuple(hot)
             return Column("int", numbers.argmax(1).astype(np.int64), None, ~single)
         column = self._columns[theirs]
@@ -492,7 +532,7 @@ class _Columns:
             found = [key_bytes(one[1]) if one and one[1] else None for one in matches]
             column = _text_column(found)
             why = f"--label {printable(request.label)} finds no class in its {printable(theirs)!r}"
-            self._unfit.append((column.mask, why))
+            self._refuse_images(column.mask, why)
         if column.kind == "str":
             column, self.classes = number_classes(column)
         elif request.joins.first_label:
@@ -527,7 +567,7 @@ class _Columns:
 # --- splits ---------------------------------------------------------------------------------------
 
 
-def _by_files(images: _Images, listing: Listing, request: SourceRequest) -> Listings:
+def _by_files(images: Images, listing: Listing, request: SourceRequest) -> Listings:
     """Return the listing of each split that a list of its images makes. Raises SourceError."""
     if not isinstance(listing.source, Joined):  # whose split would be taken for a folder
         source = Joined(listing.source, listing.own_places, "", {})
