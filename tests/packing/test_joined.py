@@ -501,7 +501,7 @@ def test_lists_of_files_are_splits(tmp_path: Path) -> None:
 def test_a_list_that_names_what_is_not_there(tmp_path: Path) -> None:
     plant(tmp_path / "in", FLAT)
     lists = {"train": write(tmp_path / "t.txt", "".join(f"{n}\n" for n in NAMES) + "missing\n")}
-    with pytest.raises(SourceError, match=r"  missing: .*t.txt names it, and it is not there"):
+    with pytest.raises(SourceError, match=r"  missing: is in .*t.txt, and there is no such image"):
         pack_all(tmp_path / "in", tmp_path / "out", split_files=lists)
     found = pack_all(tmp_path / "in", tmp_path / "out", split_files=lists, on_error="skip")
     assert sorted(found["train"]) == sorted(FLAT)

@@ -68,6 +68,7 @@ DOORS = {  # what only these modules import
     "triton": {"loader.device_kernels"},
     "matplotlib": {"tuning.plot", "cli.poster"},
     "google_crc32c": {"formats.foreign.tfrecord"},
+    "yaml": {"packing.sources.boxes"},
     "zstandard": {"formats.foreign.inflate"},
     "pyarrow": {"formats.foreign.arrow_columns"},
     "ray": {"packing.ray_executor"},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,14 +20,11 @@ from ...names import key_text
 from ...units import show_count
 from .base import ReadFile, Rejected, SourceFolder, SourceRequest, Walked
 from .boxes import Row, parse_voc, parse_yolo, yolo_boxes, yolo_names
+from .image_names import ImageNames
 from .store_folder import root_of
 from .tables import Column
 
 _NAMES = (b"classes.txt", b"obj.names", b"data.yaml", b"data.yml")  # files of names of classes
-
-
-if TYPE_CHECKING:
-    from .joined import Images
 
 
 @dataclass
@@ -42,7 +39,7 @@ class Annotations:
 
 
 def read_annotations(
-    images: Images, request: SourceRequest, classes: Sequence[str] | None
+    images: ImageNames, request: SourceRequest, classes: Sequence[str] | None
 ) -> Annotations:
     """Read the files of boxes. classes: those of the images' folders. Raises SourceError."""
     path = request.joins.boxes or ""

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,6 +40,7 @@ from .base import (
     some_of,
 )
 from .field_names import LABELS, check_known_fields, known, nameable
+from .image_names import ImageNames, image_name
 from .listing import Rows, number_classes
 from .plain_file import plain_file
 from .tables import Column, Table, ending, read, read_plain
@@ -50,7 +50,6 @@ _MOST_SPLITS = 20
 _TRIED = 1000  # rows of a column that are looked at for names of images
 _NUMBERED = re.compile(r"(.*)#([01]?)", re.DOTALL)  # a column of numbers of lines
 _RANGE = re.compile(r"(.+)\.\.(.+)", re.DOTALL)  # columns from one to another
-_ENDING = re.compile(rb"(?<=[^/])\.[^./]*\Z")
 
 
 class Joined(Source):
@@ -144,7 +143,7 @@ def split_names(request: SourceRequest, inside: list[str]) -> list[str]:
 def join(found: Listings, request: SourceRequest) -> Listings:
     """Return listings with all columns that are asked for, by split. Raises as listing does."""
     joins = request.joins
-    images = Images(found, request)
+    images = ImageNames(found, request)
     if joins.tables or joins.boxes is not None:
         columns = _Columns(images, request)
         starts = images.starts()
@@ -155,98 +154,6 @@ def join(found: Listings, request: SourceRequest) -> Listings:
     if joins.split_by is not None:
         return _by_column(whole, _column_of(whole, joins.split_by), request)
     return _by_files(images, whole, request)
-
-
-# --- names of images ------------------------------------------------------------------------------
-
-
-class Images:
-    """The images of all splits, one after the other, and how they may be named."""
-
-    def __init__(self, listings: Listings, request: SourceRequest) -> None:
-        self.listings, self.request = listings, request
-        self.paths = [
-            key_bytes(f"{name}/" if name else "") + key
-            for name, listing in listings.items()
-            for key in listing.keys
-        ]
-        self.depth = max((path.count(b"/") + 1 for path in self.paths), default=1)
-        self._known: dict[tuple[int, bool], tuple[dict[bytes, int], set[bytes]]] = {}
-
-    def starts(self) -> dict[str, int]:
-        """Return the number of the first image of each split."""
-        counts = [len(listing.keys) for listing in self.listings.values()]
-        return dict(zip(self.listings, itertools.accumulate(counts, initial=0), strict=False))
-
-    def ways(self) -> Iterator[tuple[int, bool]]:
-        """Yield ways to name an image: by the last parts of its path, with its ending or not."""
-        for parts in range(self.depth, 0, -1):
-            yield parts, True
-            yield parts, False
-
-    def places(self, way: tuple[int, bool]) -> tuple[dict[bytes, int], set[bytes]]:
-        """Return the images by their names of a way, and names that several of them have."""
-        if way not in self._known:
-            found: dict[bytes, int] = {}
-            again = set()
-            for place, path in enumerate(self.paths):
-                name = _name(path, way)
-                if found.setdefault(name, place) != place:
-                    again.add(name)
-            self._known[way] = found, again
-        return self._known[way]
-
-    def way_of(self, names: Sequence[bytes]) -> tuple[int, tuple[int, bool]]:
-        """Return how many of some names are of images, and by which way of naming."""
-        best, chosen = 0, (1, True)
-        for way in self.ways():
-            found, again = self.places(way)
-            known_so = [name for name in (_name(one, way) for one in names) if name in found]
-            if len(known_so) > best:
-                best, chosen = len(known_so), way
-            if best == len(names) and not again:
-                break
-        return best, chosen
-
-    def find(
-        self, names: Iterable[bytes | None], way: tuple[int, bool], what: str
-    ) -> tuple[Ints, list[tuple[int, bytes]]]:
-        """Return (images,) the rows that name images, -1 where none does; and rows that name none.
-
-        Raises SourceError for names that several images have, and images that several rows name.
-        """
-        found, again = self.places(way)
-        rows = np.full(len(self.paths), -1, np.int64)
-        lost = []
-        for row, text in enumerate(names):
-            name = b"" if text is None else _name(text, way)
-            place = found.get(name)
-            if place is None:
-                lost.append((row, text or b""))
-                continue
-            if name in again:
-                both = [printable(path) for path in self.paths if _name(path, way) == name][:2]
-                raise SourceError(
-                    f"{what}: row {row + 1}: several images are called {printable(name)}, such as "
-                    f"{' and '.join(both)}; expected their paths"
-                )
-            if rows[place] >= 0:
-                raise SourceError(
-                    f"{what}: rows {rows[place] + 1} and {row + 1} both name "
-                    f"{printable(self.paths[place])}; expected one row for each image"
-                )
-            rows[place] = row
-        return rows, lost
-
-
-def _name(path: bytes, way: tuple[int, bool]) -> bytes:
-    """Return the last parts of a path, with its ending or not."""
-    parts, whole = way
-    if path[:1] in (b"/", b"."):
-        path = os.path.normpath(path).lstrip(b"/")
-    if path.count(b"/") >= parts:
-        path = b"/".join(path.split(b"/")[-parts:])
-    return path if whole else _ENDING.sub(b"", path)
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -285,7 +192,7 @@ def _read(given: str, request: SourceRequest) -> _Given:
 class _Columns:
     """The columns of all tables, each with a value, or None, for every image."""
 
-    def __init__(self, images: Images, request: SourceRequest) -> None:
+    def __init__(self, images: ImageNames, request: SourceRequest) -> None:
         self._images, self._request = images, request
         self._columns: dict[str, Column] = {}
         self._unfit: dict[int, str] = {}  # images that cannot be packed, and why
@@ -421,9 +328,8 @@ class _Columns:
                     best, column, way = fits, name, its_way
         if not best:
             return False
-        if any(
-            _name(key_bytes(name), way) in self._images.places(way)[0] for name in table.columns
-        ):
+        known_so = self._images.places(way)[0]
+        if any(image_name(key_bytes(name), way) in known_so for name in table.columns):
             raise SourceError(
                 f"{shown}: its first line names an image, so it has no names of columns; give them "
                 "as in FILE:image,label"
@@ -567,7 +473,7 @@ class _Columns:
 # --- splits ---------------------------------------------------------------------------------------
 
 
-def _by_files(images: Images, listing: Listing, request: SourceRequest) -> Listings:
+def _by_files(images: ImageNames, listing: Listing, request: SourceRequest) -> Listings:
     """Return the listing of each split that a list of its images makes. Raises SourceError."""
     if not isinstance(listing.source, Joined):  # whose split would be taken for a folder
         source = Joined(listing.source, listing.own_places, "", {})
@@ -591,10 +497,11 @@ def _by_files(images: Images, listing: Listing, request: SourceRequest) -> Listi
         listed += rows >= 0
         chosen = [images.paths[i] for i in np.flatnonzero(rows >= 0).tolist()]
         kept = [place_of[key] for key in chosen if key in place_of]
-        unfit = {_name(key, fits[1]): (key, why) for key, why in listing.problems}
+        unfit = {image_name(key, fits[1]): (key, why) for key, why in listing.problems}
         problems = [
             unfit.get(
-                _name(name, fits[1]), (name, f"{printable(path)} names it, and it is not there")
+                image_name(name, fits[1]),
+                (name, f"is in {printable(path)}, and there is no such image"),
             )
             for _, name in lost
         ]
