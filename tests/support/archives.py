@@ -82,6 +82,7 @@ FORMS: dict[str, Callable[[Tree], bytes]] = {
     "a.tar.bz2": lambda tree: bz2.compress(tar(tree, "data/")),
     "a.tar.xz": lambda tree: lzma.compress(tar(tree)),
     "a.tar.zst": lambda tree: zstandard.compress(tar(tree)),
+    "pzstd.tar.zst": lambda tree: b"P*M\x18\4\0\0\0size" + zstandard.compress(tar(tree)),
     "stored.zip": zipped,
     "deflated.zip": deflated,
     "zip64.zip": lambda tree: zipped(tree, large=True),

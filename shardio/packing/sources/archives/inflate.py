@@ -42,12 +42,14 @@ _PIECE = 1 << 20  # bytes that are inflated at a time
 _BACK = 256 << 10  # bytes that a stream still holds, for reads that go back a little
 # First bytes, and what reads such a file.
 _KINDS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_SKIPPED = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")  # a frame of zstd that pzstd writes first
 _FAILS = (EOFError, OSError, ValueError, lzma.LZMAError, zlib.error)
 
 
 def compression_of(start: bytes) -> str | None:
     """Return how a file that begins so is compressed; None where it is not."""
-    return next((kind for magic, kind in _KINDS.items() if start.startswith(magic)), None)
+    found = next((kind for magic, kind in _KINDS.items() if start.startswith(magic)), None)
+    return "zstd" if _SKIPPED.match(start) else found
 
 
 @dataclass
