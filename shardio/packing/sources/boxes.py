@@ -28,6 +28,7 @@ from ...errors import DependencyError, printable
 MAX_BYTES = 4 << 20  # of a file: 10,000 objects of VOC, for which a record has room
 _MAX_DEEP = 32  # of elements in elements; VOC has 4
 _ABOUT = ("pose", "truncated", "difficult", "occluded")  # what VOC says of an object
+_MOST = 1 << 31  # pixels of a side; classes
 _SLACK = 0.01  # of normalised numbers, which tools round
 
 
@@ -66,9 +67,9 @@ class _Element:
         return found[0] if found else None
 
     def plain(self, tag: str) -> str:
-        """Return the text of the element of this name; empty where it has none, or elements."""
+        """Return the text of the element of this name; empty where it has none."""
         found = self.named(tag)
-        return "" if found is None or found.inside else found.text.strip()
+        return "" if found is None else found.text.strip()
 
 
 def parse_voc(data: bytes) -> Boxes:
@@ -119,7 +120,7 @@ def _pixels(size: _Element, tag: str) -> int | None:
     """Return width or height of the image; tools that do not know it write 0."""
     text = size.plain(tag)
     number = _number(text) if text else 0
-    if number is None or number < 0 or number != int(number):
+    if number is None or not 0 <= number < _MOST or number != int(number):
         raise _wrong(size.line, f"a whole number as {tag}", text)
     return int(number) or None
 
@@ -156,10 +157,10 @@ def _parse(data: bytes) -> _Element:
         parser.Parse(data, True)
     except expat.ExpatError as error:
         raise _wrong(error.lineno, "XML", expat.ErrorString(error.code)) from None
-    except (LookupError, ValueError) as error:
-        if str(error).startswith("line "):  # ours
-            raise
-        raise _wrong(1, "XML", str(error)) from None  # its encoding
+    except _Wrong:
+        raise
+    except (LookupError, ValueError) as error:  # an encoding that nobody knows, or with more bytes
+        raise _wrong(1, "XML", str(error)) from None
     return top.inside[0]
 
 
@@ -179,7 +180,7 @@ def parse_yolo(data: bytes) -> list[Row]:
         count = len(numbers)
         if len(values) < count or count < 5 or (count > 6 and count % 2 == 0):
             raise _wrong(line, "a class, and 4 numbers of a box, or x and y of each corner", text)
-        if values[0] < 0 or not values[0].is_integer():
+        if not 0 <= values[0] < _MOST or not values[0].is_integer():
             raise _wrong(line, "the number of a class, from 0", text)
         if not all(-_SLACK <= one <= 1 + _SLACK for one in values[1:]):
             raise _wrong(line, "numbers from 0 to 1, parts of width and height", text)
@@ -299,5 +300,9 @@ def _check_size(data: bytes) -> None:
         raise _wrong(1, f"a file of at most {MAX_BYTES:,} bytes", f"{len(data):,}")
 
 
-def _wrong(line: int, expected: str, found: str) -> ValueError:
-    return ValueError(f"line {line}: expected {expected}; found {printable(found) or 'nothing'}")
+class _Wrong(ValueError):
+    """A file is not as expected."""
+
+
+def _wrong(line: int, expected: str, found: str) -> _Wrong:
+    return _Wrong(f"line {line}: expected {expected}; found {printable(found) or 'nothing'}")
