@@ -416,6 +416,7 @@ ELSEWHERE = {
         [f"docs/{one}.md" for one in ("concepts", "faq", "index", "install", "reliability")], GUIDES
     ),
     "docs/bench.md": "tests/tuning/test_bench.py",
+    "docs/datasets.md": "tests/packing/test_datasets.py",
     "docs/recipes.md": "tests/system/test_recipes.py",
     "docs/tutorial.md": "tests/system/test_tutorial.py",
 }
