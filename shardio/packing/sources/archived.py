@@ -38,6 +38,7 @@ from .trees import are_asked
 FOLDERS = ("imagefolder", "files", "trees")  # kinds of sources whose files are found by walking
 _LOOKED = 3  # folders that are looked into for archives
 _MEMBERS = 10_000  # of a tar, that are looked at; all, where they are no images
+_SHOWN = 10  # names in a message
 _DIGITS = re.compile(rb"(\d+)\Z")
 
 
@@ -201,10 +202,11 @@ def _are_numbered(paths: Sequence[bytes]) -> bool:
 
 
 def some_folders(folder: SourceFolder) -> str:
-    """Say which folders lie at the top of an archive; nothing of other folders."""
+    """Say what lies at the top of an archive, its folders first; nothing of other folders."""
     if not isinstance(folder, ArchiveFolder):
         return ""
-    folders = sorted(folder.top()[0])
-    shown = ", ".join(printable(name) + "/" for name in folders[:10])
-    more = ", ..." if len(folders) > 10 else ""
-    return f"; at its top {show_count(len(folders), 'folder')}: {shown}{more}"
+    folders, files, *_ = folder.top()
+    names = sorted(name + b"/" for name in folders) or sorted(files)
+    what = show_count(len(names), "folder" if folders else "file")
+    more = ", ..." if len(names) > _SHOWN else ""
+    return f"; at its top {what}: {', '.join(map(printable, names[:_SHOWN]))}{more}"
