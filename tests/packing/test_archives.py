@@ -743,7 +743,7 @@ def test_the_root_of_a_listing_may_be_an_archive(tmp_path: Path) -> None:
     assert content(tmp_path / "out") == content(tmp_path / "right")
     with pytest.raises(SourceError, match=r"none of the files .*x.zip; at its top 1 folder: pics/"):
         pack_one(table, tmp_path / "none", root=str(tmp_path / "x.zip"))
-    plant(tmp_path, {"t.csv": b"path\n7\n"})
+    plant(tmp_path, {"t.csv": b"path\nseven\n"})
     with pytest.raises(SourceError, match=r"x.zip/pics; at its top 4 files: 0.jpg, 1.jpg, 2.jpg"):
         pack_one(table, tmp_path / "none", root=str(tmp_path / "x.zip/pics"))
 
