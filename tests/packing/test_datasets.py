@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import string
 import subprocess
 import sys
 import types
@@ -40,9 +41,12 @@ def run(block: doc_blocks.Block) -> None:
         exec(compile(block.text, block.page, "exec"), {})
         return
     programs = os.path.dirname(sys.executable)
+    names: dict[str, str] = {}
     for line in block.text.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
-        if words[0] == "shardio":
+        words = shlex.split(string.Template(line).safe_substitute(names), comments=True)
+        if one := re.fullmatch(r"(\w+)=(\S+)", line):
+            names[one[1]] = one[2]
+        elif words[0] == "shardio":
             code = main(words[1:])
             assert code == (4 if "skip" in words else 0), f"{block.place}: {line}: {code}"
         else:

@@ -209,8 +209,7 @@ def tiny_imagenet() -> Truth:
     return {
         "tiny/train": classes_of(train),
         "tiny/val": {
-            f"images/{name}": {"image": photo(name), "label": label} | corners
-            for name, label in val.items()
+            name: {"image": photo(name), "label": label} | corners for name, label in val.items()
         },
     }
 
@@ -606,7 +605,8 @@ def cub_200() -> Truth:
     )
     records = {
         f"{name}.jpg": {
-            "image": photo(f"{name}.jpg"), "label": name.split("/")[0],
+            "image": photo(f"{name}.jpg"), "label": name.split("/")[0], "id": n,
+            "class": 1 if n < 3 else 200, "is_train": int(n > 1),
             "x": float(n), "y": 2.5, "width": 10.0, "height": 12.0,
         }
         for n, name in zip(numbers, names, strict=True)
@@ -691,11 +691,19 @@ def places365() -> Truth:
             "places365_test.txt": text("Places365_test_00000001.jpg"),
         },
     )
+
+    def named(number: int) -> dict[str, Any]:
+        return {"label": f"/{classes[number][0]}/{classes[number]}", "class": number}
+
+    test = "Places365_test_00000001.jpg"
     return {
         "places/train": {
-            name: {"image": photo(name), "label": place // 2} for place, name in enumerate(train)
+            name: {"image": photo(name)} | named(place // 2) for place, name in enumerate(train)
         },
-        "places/val": {name: {"image": photo(name), "label": label} for name, label in val.items()},
+        "places/val": {
+            name: {"image": photo(name)} | named(number) for name, number in val.items()
+        },
+        "places/test": {test: {"image": photo(test)}},
     }
 
 
@@ -716,7 +724,7 @@ def celeba() -> Truth:
     return {
         f"celeba/{split}": {
             name: {
-                "image": files[name], "identity": 2880 + n,
+                "image": files[name], "identity": 2880 + n, "split": number,
                 **dict(zip(attributes, signs[n], strict=True)),
             }
             for n, name in enumerate(names)
@@ -760,10 +768,7 @@ def voc_2012() -> Truth:
     put("VOCtrainval_11-May-2012.tar", files)
     truth: Truth = {}
     for kind, some in main.items():
-        truth[f"voc/{kind}"] = {
-            f"{name}.jpg": {"image": photo(f"{name}.jpg"), "width": 24, "height": 16}
-            for name in some
-        }
+        truth[f"voc/{kind}"] = {f"{name}.jpg": {"image": photo(f"{name}.jpg")} for name in some}
     for kind, some in segmentation.items():
         truth[f"voc-masks/{kind}"] = {
             f"{name}.jpg": {"image": photo(f"{name}.jpg"), "mask": png(name, "P")} for name in some
@@ -776,24 +781,28 @@ def voc_2012() -> Truth:
 
 @section("HAM10000")
 def ham10000() -> Truth:
-    rows = {"ISIC_0024306": "HAM_0000550,{},nv,follow_up,45.0,male,trunk,vidir_molemax",
-            "ISIC_0027419": "HAM_0000118,{},bkl,histo,80.0,male,scalp,vidir_modern",
-            "ISIC_0029306": "HAM_0000118,{},bkl,histo,,male,scalp,vidir_modern"}  # fmt: skip
-    for part, names in ((1, list(rows)[:2]), (2, list(rows)[2:])):
-        put(f"HAM10000_images_part_{part}.zip", photos(f"{name}.jpg" for name in names))
-    head = "lesion_id,image_id,dx,dx_type,age,sex,localization,dataset"
-    lines = [row.format(name) for name, row in rows.items()]
-    put("HAM10000_metadata.csv", text(head, *lines))
-    columns = ("lesion_id", "dx_type", "age", "sex", "localization", "dataset")
+    # fmt: off
+    rows = {"ISIC_0024306": ["HAM_0000550", "nv", "follow_up", 45.0, "male", "trunk", "vidir"],
+            "ISIC_0027419": ["HAM_0000118", "bkl", "histo", 80.0, "male", "scalp", "vidir"],
+            "ISIC_0029306": ["HAM_0000118", "bkl", "histo", "", "male", "scalp", "vidir"]}
+    # fmt: on
+    folders = dict(zip(rows, (1, 1, 2), strict=True))
+    for part in (1, 2):
+        files = photos(f"{name}.jpg" for name in rows if folders[name] == part)
+        put(f"HAM10000_images_part_{part}.zip", files)
+    head = ["lesion_id", "image_id", "dx", "dx_type", "age", "sex", "localization", "dataset"]
+    lines = [[row[0], name, *row[1:]] for name, row in rows.items()]
+    put("HAM10000_metadata.csv", text(*(",".join(map(str, line)) for line in (head, *lines))))
+    ours = ["lesion_id", "label", *head[3:]]
     return {
         "ham": {
-            f"{name}.jpg": {"image": photo(f"{name}.jpg"), "label": row.split(",")[2]}
-            | {column: value for column, value in zip(head.split(","), row.split(","), strict=True)
-               if column in columns}
-            | {"age": float(row.split(",")[4]) if row.split(",")[4] else None}
+            f"HAM10000_images_part_{folders[name]}/{name}.jpg": {
+                "image": photo(f"{name}.jpg"),
+                **{ours[i]: None if value == "" else value for i, value in enumerate(row)},
+            }
             for name, row in rows.items()
         }
-    }  # fmt: skip
+    }
 
 
 def one_hot(folder: str, table: str, kinds: str, rows: Mapping[str, int]) -> Truth:
