@@ -303,6 +303,15 @@ def test_images_and_tables_in_archives_give_the_same_dataset(tmp_path: Path) -> 
         assert content(out) == content(tmp_path / "out0")
 
 
+def test_an_error_in_a_table_of_an_archive_names_the_archive(tmp_path: Path) -> None:
+    plant(tmp_path / "images", FLAT)
+    source = tmp_path / "lists.zip"
+    source.write_bytes(zipped({"deep/x.mat": b"MATLAB 5.0 MAT-file\0", "y.csv": b"a,b\n1,2,3\n"}))
+    for name, why in (("deep/x.mat", "line 1: it has a byte of 0"), ("y.csv", "line 2: ")):
+        with pytest.raises(SourceError, match=rf"\A\S+/lists.zip/{name}: {why}"):
+            pack_all(tmp_path / "images", tmp_path / "out", tables=[str(source / name)])
+
+
 @pytest.mark.parametrize("form", ["a.tar", "b.zip", "c.tgz"])
 def test_a_listing_in_an_archive_lies_beside_its_images(tmp_path: Path, form: str) -> None:
     rows = "path,label\n" + "".join(f"images/{n}.jpg,{v}\n" for n, v in NUMBERS.items())

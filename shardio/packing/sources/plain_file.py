@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 
-from ...errors import SourceError, printable
+from ...errors import ShardioError, SourceError, printable
 from .archived import root_in_archive
 from .base import Rejected, SourceRequest
 
@@ -36,4 +36,7 @@ def plain_file(path: bytes, request: SourceRequest) -> Iterator[bytes]:
         copy = os.path.join(os.fsencode(copies), name)
         with open(copy, "wb") as file:
             file.write(data)
-        yield copy
+        try:
+            yield copy
+        except ShardioError as error:
+            raise type(error)(str(error).replace(printable(copy), printable(path))) from None

@@ -278,7 +278,7 @@ class _Lines:
                     f"not UTF-8: byte {error.start} of it is 0x{line[error.start]:02x}"
                 ) from None
             if "\0" in text:
-                raise self.error("it has a byte of 0, so this is no text")
+                raise self.error("it has a byte of 0, so this is no text" + _way_out(text))
             yield text
 
     def close(self) -> None:
@@ -288,6 +288,16 @@ class _Lines:
     def error(self, why: str, number: int | None = None) -> SourceError:
         """Return the error to raise for a line; default: the one that was read last."""
         return SourceError(f"{self.shown}: line {number or self.number}: {why}")
+
+
+def _way_out(text: str) -> str:
+    """Return what to do with a file of MATLAB's."""
+    if not text.startswith("MATLAB "):
+        return ""
+    return (
+        ". It is a file of MATLAB: write what you need of it as a CSV, as docs/datasets.md does by "
+        "scipy.io.loadmat"
+    )
 
 
 def _csv(path: bytes, delimiter: str = ",") -> Table:
