@@ -767,8 +767,14 @@ def voc_2012() -> Truth:
         files[f"{top}/SegmentationObject/{name}.png"] = png(name + "objects", "P")
     put("VOCtrainval_11-May-2012.tar", files)
     truth: Truth = {}
+    size = {"width": 24, "height": 16}
+    about = {"category": "person", "pose": "Left", "truncated": 0, "difficult": 0, "label": 0}
+    box = {"bbox": [2, 1, 10, 15], **about}  # from 0, and without the last pixel
     for kind, some in main.items():
-        truth[f"voc/{kind}"] = {f"{name}.jpg": {"image": photo(f"{name}.jpg")} for name in some}
+        truth[f"voc/{kind}"] = {
+            f"{name}.jpg": {"image": photo(f"{name}.jpg"), "annotations": [box]} | size
+            for name in some
+        }
     for kind, some in segmentation.items():
         truth[f"voc-masks/{kind}"] = {
             f"{name}.jpg": {"image": photo(f"{name}.jpg"), "mask": png(name, "P")} for name in some
