@@ -129,7 +129,9 @@ def imagenet_val() -> tuple[Files, dict[str, str]]:
 
 
 def imagenet_train() -> Files:
-    return photos(f"{wnid}/{wnid}_{n}.JPEG" for wnid in WNIDS for n in (10026, 9))
+    """Return images of the training; one is a PNG, whatever its name says."""
+    odd = "n02105855/n02105855_2933.JPEG"
+    return photos(f"{wnid}/{wnid}_{n}.JPEG" for wnid in WNIDS for n in (10026, 9)) | {odd: png(odd)}
 
 
 def imagenet_truth(val: Files, labels: Mapping[str, str]) -> Truth:
@@ -300,26 +302,21 @@ def coco() -> Truth:
         number = int(name[:12])
         annotations = [{**box, "image_id": number, "id": 86}]
         images = [{"license": 4, "file_name": name, "height": 16, "width": 24, "id": number}]
-        images.append({**images[0], "file_name": "000000000001.jpg", "id": 1})  # has no boxes
+        bare = "000000000001.jpg"  # has no boxes
+        images.append({**images[0], "file_name": bare, "id": 1})
         categories = [{"id": n, "name": name} for n, name in ((51, "bowl"), (58, "hot dog"))]
         found[f"instances_{split}2017.json"] = json.dumps(
             {"images": images, "annotations": annotations, "categories": categories}
         ).encode()
-        found[f"captions_{split}2017.json"] = json.dumps(
-            {"images": images, "annotations": []}
-        ).encode()
+        captions = {"images": images, "annotations": []}
+        found[f"captions_{split}2017.json"] = json.dumps(captions).encode()
         files = photos(str(image["file_name"]) for image in images)
         put(f"{split}2017.zip", below(f"{split}2017", files))
         size = {"width": 24, "height": 16}
         kept = {**box, "id": 86, "label": 1}
         truth[f"coco/{split}"] = {
             name: {"image": photo(name), "image_id": number, "annotations": [kept], **size},
-            "000000000001.jpg": {
-                "image": photo("000000000001.jpg"),
-                "image_id": 1,
-                "annotations": [],
-                **size,
-            },
+            bare: {"image": photo(bare), "image_id": 1, "annotations": [], **size},
         }
     put("annotations_trainval2017.zip", below("annotations", found))
     return truth
@@ -411,16 +408,8 @@ def lsun() -> Truth:
         with lmdb.open(name, map_size=1 << 20) as database, database.begin(write=True) as writing:
             for key in keys:
                 writing.put(key.encode(), photo(key))
-        put(
-            f"{name}.zip",
-            below(
-                name,
-                {
-                    "data.mdb": Path(name, "data.mdb").read_bytes(),
-                    "lock.mdb": Path(name, "lock.mdb").read_bytes(),
-                },
-            ),
-        )
+        files = {one: Path(name, one).read_bytes() for one in ("data.mdb", "lock.mdb")}
+        put(f"{name}.zip", below(name, files))
         shutil.rmtree(name)
         truth[f"lsun/{kind}"] = {key: {"image": photo(key)} for key in keys}
     return truth
@@ -651,20 +640,15 @@ def stanford_cars() -> Truth:
 
 @section("DTD")
 def dtd() -> Truth:
+    """The name of the archive says gzip, but as distributed it may be a plain tar."""
     names = [f"{name}/{name}_{n:04}.jpg" for name in ("banded", "zigzagged") for n in (2, 4, 7)]
     files = photos(names)
     split = {"train": names[0::3], "val": names[1::3], "test": names[2::3]}
     labels = {f"{kind}{n}.txt": text(*some) for kind, some in split.items() for n in (1, 10)}
     joint = text(*(f"{name} {name.split('/')[0]}" for name in names))
-    put(
-        "dtd-r1.0.1.tar.gz",
-        below(
-            "dtd",
-            below("images", files)
-            | below("labels", labels | {"labels_joint_anno.txt": joint})
-            | {"imdb/imdb.mat": b"MATLAB 5.0"},
-        ),
-    )
+    lists = labels | {"labels_joint_anno.txt": joint}
+    tree = below("images", files) | below("labels", lists) | {"imdb/imdb.mat": b"MATLAB 5.0"}
+    put("dtd-r1.0.1.tar.gz", tar(below("dtd", tree)))
     records = classes_of(files)
     return {f"dtd/{kind}": {key: records[key] for key in some} for kind, some in split.items()}
 
