@@ -269,6 +269,15 @@ def test_images_of_one_name_are_not_taken_for_each_other(tmp_path: Path) -> None
     assert {key: one["n"] for key, one in found.items()} == {"a/1.jpg": 5, "b/1.jpg": 6}
 
 
+def test_a_file_that_is_no_image_does_not_take_the_name_of_one(tmp_path: Path) -> None:
+    """As of Oxford's pets: files of MATLAB lie among the images."""
+    others = {"000.a": b"MATLAB 5.0", "001.mat": b"MATLAB 5.0"}  # before it, and behind it
+    source = plant(tmp_path / "images", FLAT | others)
+    table = write(tmp_path / "t.csv", "id,n\n" + "".join(f"{n},{i}\n" for n, i in NUMBERS.items()))
+    found = pack_all(source, tmp_path / "out", tables=[table], on_error="skip")
+    assert column(found[""], "n") == NUMBERS
+
+
 def test_a_changed_value_is_another_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(tmp_path / "in", FLAT)
     table = write(tmp_path / "l.txt", "".join(f"{n} {v}\n" for n, v in NUMBERS.items()))

@@ -12,6 +12,7 @@ import numpy as np
 from ...errors import SourceError, printable
 from ...names import key_bytes
 from .base import Ints, Listings, SourceRequest
+from .files import not_images
 
 _ENDING = re.compile(rb"(?<=[^/])\.[^./]*\Z")
 
@@ -41,13 +42,20 @@ class ImageNames:
             yield parts, False
 
     def places(self, way: tuple[int, bool]) -> tuple[dict[bytes, int], set[bytes]]:
-        """Return the images by their names of a way, and names that several of them have."""
+        """Return the images by their names of a way, and names that several of them have.
+
+        A file that is no image by its name yields its name to one that is: a.mat to a.jpg.
+        """
         if way not in self._known:
             found: dict[bytes, int] = {}
             again = set()
+            odd = set(not_images(self.paths))
             for place, path in enumerate(self.paths):
                 name = image_name(path, way)
-                if found.setdefault(name, place) != place:
+                first = found.setdefault(name, place)
+                if first != place and self.paths[first] in odd:
+                    found[name] = place
+                elif first != place and path not in odd:
                     again.add(name)
             self._known[way] = found, again
         return self._known[way]
