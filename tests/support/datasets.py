@@ -470,13 +470,35 @@ def hub_folder() -> Truth:
     return {"packed/train": {name: {"image": photo(name), "text": f'a "{name}"'} for name in names}}
 
 
+def voc(name: str, category: str) -> bytes:
+    """An annotation of Pascal VOC, with a part that has a box, too."""
+    return f"""<annotation><folder>VOC2012</folder><filename>{name}.jpg</filename>
+<size><width>24</width><height>16</height><depth>3</depth></size><segmented>1</segmented>
+<object><name>{category}</name><pose>Left</pose><truncated>0</truncated><difficult>0</difficult>
+<bndbox><xmin>3</xmin><ymin>2</ymin><xmax>12</xmax><ymax>16</ymax></bndbox>
+<part><name>head</name><bndbox><xmin>4</xmin><ymin>2</ymin><xmax>6</xmax><ymax>4</ymax></bndbox>
+</part></object></annotation>
+""".encode()
+
+
+def boxes_of(category: str, **more: Any) -> dict[str, Any]:
+    """The fields of an image with this annotation: pixels from 0, and the size of the box."""
+    about = {"category": category, "pose": "Left", "truncated": 0, "difficult": 0} | more
+    return {"annotations": [{"bbox": [2, 1, 10, 15], **about}], "width": 24, "height": 16}
+
+
+def kind_of(dog: str) -> str:
+    """The name in the annotations, which the name of the class has more than."""
+    return dog.split("/")[0].split("-")[1]
+
+
 @section("Stanford Dogs")
 def stanford_dogs() -> Truth:
     dogs = ("n02085620-Chihuahua/n02085620", "n02116738-African_hunting_dog/n02116738")
     names = [f"{dog}_{n}" for n in (7, 10131) for dog in dogs]
     files = photos(f"{name}.jpg" for name in names)
     put("images.tar", below("Images", files))
-    put("annotation.tar", {f"Annotation/{name}": b"<annotation/>" for name in names})
+    put("annotation.tar", {f"Annotation/{name}": voc(name, kind_of(name)) for name in names})
     split = {"train": [*files][:2], "test": [*files][2:]}
     put(
         "lists.tar",
@@ -485,7 +507,7 @@ def stanford_dogs() -> Truth:
             for kind, some in split.items()
         },
     )
-    records = classes_of(files)
+    records = {key: one | boxes_of(kind_of(key)) for key, one in classes_of(files).items()}
     return {f"dogs/{kind}": {key: records[key] for key in some} for kind, some in split.items()}
 
 
@@ -718,15 +740,6 @@ def celeba() -> Truth:
     }  # fmt: skip
 
 
-VOC_XML = """<annotation><folder>VOC2012</folder><filename>{name}.jpg</filename>
-<size><width>24</width><height>16</height><depth>3</depth></size><segmented>1</segmented>
-<object><name>person</name><pose>Left</pose><truncated>0</truncated><difficult>0</difficult>
-<bndbox><xmin>3</xmin><ymin>2</ymin><xmax>12</xmax><ymax>16</ymax></bndbox>
-<part><name>head</name><bndbox><xmin>4</xmin><ymin>2</ymin><xmax>6</xmax><ymax>4</ymax></bndbox>
-</part></object></annotation>
-"""
-
-
 @section("Pascal VOC 2012")
 def voc_2012() -> Truth:
     names = ["2007_000027", "2007_000032", "2008_000002", "2012_000001"]
@@ -737,7 +750,7 @@ def voc_2012() -> Truth:
     top = "VOCdevkit/VOC2012"
     files = below(f"{top}/JPEGImages", photos(f"{name}.jpg" for name in names))
     for name in names:
-        files[f"{top}/Annotations/{name}.xml"] = VOC_XML.format(name=name).encode()
+        files[f"{top}/Annotations/{name}.xml"] = voc(name, "person")
     for folder, lists in (("Main", main), ("Segmentation", segmentation)):
         for kind, some in lists.items():
             files[f"{top}/ImageSets/{folder}/{kind}.txt"] = text(*some)
@@ -751,12 +764,9 @@ def voc_2012() -> Truth:
         files[f"{top}/SegmentationObject/{name}.png"] = png(name + "objects", "P")
     put("VOCtrainval_11-May-2012.tar", files)
     truth: Truth = {}
-    size = {"width": 24, "height": 16}
-    about = {"category": "person", "pose": "Left", "truncated": 0, "difficult": 0, "label": 0}
-    box = {"bbox": [2, 1, 10, 15], **about}  # from 0, and without the last pixel
     for kind, some in main.items():
         truth[f"voc/{kind}"] = {
-            f"{name}.jpg": {"image": photo(f"{name}.jpg"), "annotations": [box]} | size
+            f"{name}.jpg": {"image": photo(f"{name}.jpg")} | boxes_of("person", label=0)
             for name in some
         }
     for kind, some in segmentation.items():
