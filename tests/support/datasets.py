@@ -903,10 +903,9 @@ def cifar_10() -> Truth:
 @section("CIFAR-100")
 def cifar_100() -> Truth:
     truth: Truth = {}
-    fine, coarse = [f"fine_{n:02}" for n in range(100)], [f"coarse_{n:02}" for n in range(20)]
     files: Files = {
-        "fine_label_names.txt": text(*fine),
-        "coarse_label_names.txt": text(*coarse),
+        "fine_label_names.txt": text(*(f"fine_{n:02}" for n in range(100))),
+        "coarse_label_names.txt": text(*(f"coarse_{n:02}" for n in range(20))),
     }
     for split in ("train", "test"):
         images, labels = pixels(split, 3, 3, 32, 32), pixels(split + "labels", 3, 2) % (20, 100)
@@ -914,11 +913,12 @@ def cifar_100() -> Truth:
         files[f"{split}.bin"] = np.concatenate([labels, images.reshape(3, -1)], axis=1).tobytes()
         truth[f"cifar100/{split}"] = {
             f"{n:08}": {
-                "image": image.transpose(1, 2, 0), "label": fine[numbers[1]],
-                "coarse_label": int(numbers[0]),
+                "image": image.transpose(1, 2, 0),
+                "label": int(fine),
+                "coarse": int(coarse),
             }
-            for n, (image, numbers) in enumerate(zip(images, labels, strict=True))
-        }  # fmt: skip
+            for n, (image, (coarse, fine)) in enumerate(zip(images, labels, strict=True))
+        }
     put("cifar-100-binary.tar.gz", below("cifar-100-binary", files))
     return truth
 
@@ -936,7 +936,7 @@ def mnist_files(out: str) -> Truth:
         put(f"{name}-images-idx3-ubyte.gz", idx(images))
         put(f"{name}-labels-idx1-ubyte.gz", idx(labels))
         truth[f"{out}/{split}"] = {
-            f"{n:08}": {"image": image, "label": int(label)}
+            f"{n:08}": {"image": np.stack([image] * 3, axis=2), "label": int(label)}
             for n, (image, label) in enumerate(zip(images, labels, strict=True))
         }
     return truth
@@ -964,7 +964,7 @@ def stl_10() -> Truth:
         if split != "unlabeled":
             files[f"{split}_y.bin"] = (labels + 1).tobytes()
         truth[f"stl10/{split}"] = {
-            f"{n:08}": {"image": image} | ({"label": int(label)} if split != "unlabeled" else {})
+            f"{n:08}": {"image": image} | ({"label": names[label]} if split != "unlabeled" else {})
             for n, (image, label) in enumerate(zip(images, labels, strict=True))
         }
     put("stl10_binary.tar.gz", below("stl10_binary", files))
