@@ -42,13 +42,16 @@ from shardio.errors import (
     SourceChangedError,
     SourceError,
 )
+from shardio.formats.foreign.tar import Run
 from shardio.packing import sources
 from shardio.packing.gc import gc
 from shardio.packing.packed import Packed
-from shardio.packing.sources.archives import tree
+from shardio.packing.sources.archives import tar_members, tree
 from shardio.packing.sources.archives.extent import extent_of
 from shardio.packing.sources.archives.folder import ArchiveFolder, open_archive
 from shardio.packing.sources.archives.inflate import Inflating
+from shardio.packing.sources.archives.member_table import plain_path, plain_paths
+from shardio.packing.sources.archives.tar_members import list_tar
 from shardio.packing.sources.base import Problem, SourceRequest
 
 # Names in any encoding, folders in classes, a class without images, and what is ignored.
@@ -686,6 +689,83 @@ def test_no_damage_of_headers_is_a_traceback(tmp_path: Path) -> None:
                                     assert type(error).__name__ == "Rejected"
             except (DamageError, SourceError, OptionError) as error:
                 assert form in str(error), round_
+
+
+def test_headers_compared_at_once_are_taken_as_those_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever one byte of a header is, and whether its sum is right."""
+    names = [f"c{i // 30}/{i:03}.jpg" for i in range(90)]
+    tree: Any = {name: JPEG + bytes(i * 40) for i, name in enumerate(names)}
+    tree = {"c0": None} | tree | {"c1": None}
+    for dots in ("", "./"):
+        whole = tar(tree, dots, tarfile.USTAR_FORMAT)
+        heads = [i for i in range(0, len(whole), 512) if whole[i + 257 : i + 262] == b"ustar"]
+        rng = np.random.default_rng(3)
+        for round_ in range(600):
+            data = bytearray(whole)
+            head = int(rng.choice(heads))
+            place = head + int(
+                rng.choice([*range(100), *[124] * 30, *range(124, 158), 257, 345, 350])
+            )
+            data[place] = rng.choice([*b"\0 .-/0157AK\xff"])
+            if round_ % 3:
+                total = sum(data[head : head + 148]) + sum(data[head + 156 : head + 512]) + 256
+                data[head + 148 : head + 156] = b"%06o\0 " % total
+            if round_ % 7 == 0:  # of the same value, but no octal digits
+                data[head + 152] -= 1
+                data[head + 153] += 8
+            quick = _listed(bytes(data))
+            with monkeypatch.context() as patch:
+                patch.setattr(tar_members, "plain_run", lambda f, at, *_: Run([], [], [], [], at))
+                assert _listed(bytes(data)) == quick, (round_, place - head)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"",
+        b"/",
+        b"/x",
+        b".",
+        b".x",
+        b"./",
+        b"..",
+        b"./x",
+        b"x/",
+        b"x/.",
+        b"x/./y",
+        b"x//y",
+        b"x/../y",
+        b"../x",
+        b".//x",
+        b"./.",
+        b"./../x",
+        b"x",
+        b"./x/y",
+    ],
+)
+def test_paths_of_many_members_are_those_of_each(odd: bytes) -> None:
+    for others in ([], [b"a/b"], [b"./a", b"./b/c"]):
+        for names in ([odd, *others], [*others, odd], [*others, odd, *others]):
+            assert plain_paths(names) == list(map(plain_path, names))
+
+
+class _InMemory:
+    def __init__(self, data: bytes) -> None:
+        self._data, self.size = data, len(data)
+
+    def read(self, start: int, length: int) -> bytes:
+        return self._data[start : start + length]
+
+
+def _listed(data: bytes) -> Any:
+    """All that the listing of a tar says, or the error."""
+    try:
+        table = list_tar(_InMemory(data), "x")
+    except ShardioError as error:
+        return repr(error)
+    return vars(table)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,10 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import compress
 from typing import NamedTuple, Protocol
+
+import numpy as np
 
 BLOCK = 512
 FILE, PAX = b"0x"  # kinds of members
@@ -25,6 +28,8 @@ _NO_TAIL = bytes(BLOCK - 156)
 _FILES = frozenset((b"0", b"\0", b"7"))
 _EXTENSIONS = frozenset((b"x", b"X", b"g", b"L", b"K"))  # say something of the next member
 _HEADER = struct.Struct("<100s24x11sB12x6s")  # name, size, byte behind it, checksum
+_OCTAL = 8 ** np.arange(5, -1, -1)
+_RUN = 1024  # headers that are compared at once
 MAX_EXTENSION = 1 << 20  # bytes of a pax header or long name; extended attributes make them large
 
 # Bytes read at once where members are small (malloc maps 128 KiB anew, see formats.record), and
@@ -96,18 +101,84 @@ class Alike:
 class Blocks:
     """Reads a file nearly from front to back: much at once where members are small, else little."""
 
-    __slots__ = ("_file", "base", "block")
+    __slots__ = ("_far", "_file", "_large", "base", "block")
 
-    def __init__(self, file: Readable) -> None:
-        self._file = file
+    def __init__(self, file: Readable, large: int = _LARGE, far: int = _FAR) -> None:
+        """far: bytes of a member that is large; large: bytes read at once behind such a one."""
+        self._file, self._large, self._far = file, large, far
         self.base, self.block = 0, b""  # what was read last, and where it begins
 
     def fetch(self, at: int, least: int) -> bytes:
         """Read at least so many bytes from one on, as far as the file has them."""
-        ahead = _READ if at - self.base - len(self.block) < _FAR else _LARGE
+        ahead = _READ if at - self.base - len(self.block) < self._far else self._large
         self.block = self._file.read(at, min(max(ahead, least), self._file.size - at))
         self.base = at
         return self.block
+
+
+class Run(NamedTuple):
+    """Members that lie one behind the other, with one plain header each: files and folders."""
+
+    names: list[bytes]  # of the files
+    starts: list[int]  # of their data
+    sizes: list[int]
+    folders: list[bytes]
+    stop: int  # where the next header begins
+
+
+def plain_run(fetch: Callable[[int, int], bytes], at: int, size: int, most: int = _RUN) -> Run:
+    """Return what lies from a header on, up to the first that is for `walk_files`; perhaps none.
+
+    1.3 us a member where they are small, a third of what `walk_files` takes: sizes are followed one
+    by one, and all else is compared at once. Parameters are those of `walk_files`.
+    """
+    block, base = b"", at
+    headers: list[bytes] = []
+    starts: list[int] = []
+    sizes: list[int] = []
+    for _ in range(min(most, _RUN)):
+        i = at - base
+        if i + BLOCK > len(block):
+            if at + BLOCK > size:
+                break
+            block, base, i = fetch(at, BLOCK), at, 0
+        header = block[i : i + BLOCK]
+        try:
+            length = int(header[124:135], 8)
+        except ValueError:
+            break
+        kind, end = header[156:157], at + BLOCK
+        if kind in _FILES:
+            end += length + 511 & -512
+        elif kind != b"5":
+            break
+        if length < 0 or end > size:
+            break
+        headers.append(header)
+        starts.append(at + BLOCK)
+        sizes.append(length)
+        at = end
+    rows = np.frombuffer(b"".join(headers), np.uint8).reshape(-1, BLOCK)
+    seals = rows[:, 148:154] - ord("0")
+    sums = rows.sum(1, dtype=np.int64) - rows[:, 148:156].sum(1, dtype=np.int64) + 8 * ord(" ")
+    plain = (seals < 8).all(1) & (seals @ _OCTAL == sums)
+    plain &= (rows[:, 135] <= 32) & (rows[:, 345] == 0)  # there the prefix of a name would begin
+    if not plain.all():
+        count = int(plain.argmin())
+        at = starts[count] - BLOCK
+        rows = rows[:count]
+    names = rows[:, :100].copy().view("S100").ravel().tolist()
+    if b"\0" in b"".join(names):
+        names = [name.partition(b"\0")[0] for name in names]
+    files = rows[:, 156] != ord("5")
+    kept = files.tolist()
+    return Run(
+        list(compress(names, kept)),
+        list(compress(starts, kept)),
+        list(compress(sizes, kept)),
+        list(compress(names, (~files).tolist())),
+        at,
+    )
 
 
 def walk_files(
@@ -118,16 +189,18 @@ def walk_files(
     other: Other,
     *,
     check: bool,
+    at: int = 0,
 ) -> Iterator[tuple[bytes, int, int, int, int]]:
     """Yield each file of a tar: name, first header, start of data, its end, end of padding.
 
-    block: the first bytes that are at hand, of `size`; fetch(at, least) gives bytes from `at`.
+    block: the first bytes that are at hand, of `size`; fetch(at, least) gives bytes from `at`. at:
+    where the first header begins.
     other: is called with each member that is no file, and says how long it is. check: the sums
     of headers, and what lies behind the end; a record's were checked by the scan.
     Raises ValueError naming the byte, Unusable.
     """
     unpack, adler = _HEADER.unpack_from, zlib.adler32
-    at = base = 0
+    base = at
     begin = size  # byte of the first header that belongs to the member to come; `size`: none yet
     said = _NOTHING_SAID  # of that member
     tail, tail_sum, kind, prefix = alike.tail

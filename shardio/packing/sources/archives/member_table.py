@@ -22,6 +22,8 @@ PLAIN, STORED, DEFLATED = range(3)
 _MOST_LINKS = 40  # that are followed one after the other, as Linux does
 _MOST_ALIASES = 10_000_000  # of all links: a few that lead to one another are a bomb
 _MOST_VISITS = 100_000  # of folders, through links
+# What is in no plain path; zeros lie around each one.
+_ODD = (b"\0/", b"\0.", b"/.", b"//", b"/\0")
 
 
 class Link(NamedTuple):
@@ -220,3 +222,13 @@ def plain_path(name: bytes) -> bytes | None:
         return None
     parts = [part for part in name.split(b"/") if part not in (b"", b".")]
     return None if b".." in parts else b"/".join(parts)
+
+
+def plain_paths(names: list[bytes]) -> list[bytes | None]:
+    """Return the path of each of some members, as `plain_path` does; no name has a byte of 0."""
+    text = b"\0".join((b"", *names, b""))
+    if text.count(b"\0./") == len(names):
+        text = text.replace(b"\0./", b"\0")
+    if any(odd in text for odd in _ODD):
+        return [plain_path(name) for name in names]
+    return [*text.split(b"\0")[1:-1]]
