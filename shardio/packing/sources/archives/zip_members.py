@@ -35,6 +35,7 @@ _READ = 1 << 20
 _FULL, _FULL16 = 0xFFFFFFFF, 0xFFFF
 _WINDOWS = (0, 11)
 _UNIX, _MAC = 3, 19  # systems whose attributes are those of Unix
+_LINK, _REGULAR = stat.S_IFLNK >> 12, stat.S_IFREG >> 12  # kinds of files, in their attributes
 _MOST_LINK = 4096  # bytes of what a link leads to
 _EXTRA = 64  # bytes that a local header's extra usually has at most
 _WAYS = {0: STORED, 8: DEFLATED}
@@ -48,41 +49,46 @@ def list_zip(file: Readable, shown: str) -> MemberTable:
     table = MemberTable()
     links: list[int] = []
     seen = 0
+
+    def where() -> str:
+        return f"{shown}: byte {at}: {printable(path or name)}"
+
     for at, fields, name, extra in _entries(file, begin, size, shown):
         seen += 1
         (_, _, system, _, _, flags, method, _, _, checksum, packed, plain, _, _, _, disk, _,
          attributes, offset) = fields  # fmt: skip
         if _FULL in (packed, plain, offset):
             packed, plain, offset = _zip64(extra, packed, plain, offset, f"{shown}: byte {at}")
-        name = _name(name, extra, system, utf8=bool(flags & 0x800))
-        path = plain_path(name.rstrip(b"/"))
+        if system in _WINDOWS or not name.isascii():
+            name = _name(name, extra, system, utf8=bool(flags & 0x800))
+        is_folder = name[-1:] == b"/"
+        path = plain_path(name.rstrip(b"/") if is_folder else name)
         if path is None:
             table.outside.append(name)
             continue
-        if name.endswith(b"/") and plain:
+        if is_folder and plain:
             table.problems.append((path or b"/", "is a folder by its name, and has data"))
             continue
         if not path:
             continue
-        if name.endswith(b"/"):
+        if is_folder:
             table.folders.add(path)
             continue
-        where = f"{shown}: byte {at}: {printable(path)}"
         if flags & 1 or method == 99:
-            raise SourceError(f"{where} is encrypted; unpack it with its password, and pack that")
+            raise SourceError(f"{where()} is encrypted; unpack it with its password, and pack that")
         if disk not in (0, _FULL16):
-            raise SourceError(f"{where} lies in another volume; join them: zip -s 0 IN --out OUT")
+            raise SourceError(f"{where()} lies in another volume; join them: zip -s 0 IN --out OUT")
         if (way := _WAYS.get(method)) is None:
             called = _METHODS.get(method, f"method {method}")
-            raise SourceError(f"{where} is compressed by {called}; expected stored or deflated")
-        mode = attributes >> 16 if system in (_UNIX, _MAC) else 0
-        if stat.S_ISLNK(mode):
+            raise SourceError(f"{where()} is compressed by {called}; expected stored or deflated")
+        kind = attributes >> 28 if system in (_UNIX, _MAC) else 0
+        if kind == _LINK:
             links.append(len(table.paths))
-        elif mode and stat.S_IFMT(mode) and not stat.S_ISREG(mode):
+        elif kind not in (0, _REGULAR):
             table.problems.append((path, "is no file, but a device or the like"))
             continue
         if offset + moved + _LOCAL.size + packed > file.size:
-            raise DamageError(f"{where}: its {packed:,} bytes lie behind the end of the file")
+            raise DamageError(f"{where()}: its {packed:,} bytes lie behind the end of the file")
         table.add(path, plain, offset + moved)
         table.packed.append(packed)
         table.checksums.append(checksum)
