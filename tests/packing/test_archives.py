@@ -63,6 +63,7 @@ TREE: dict[str | bytes, bytes | None] = {
     "class1/" + "long" * 40 + ".jpg": noise("long", 333),
     "class2/@eaDir/x.jpg": noise("thumb", 50),
     "class2/.hidden.jpg": noise("hidden", 50),
+    "class1/Thumbs.db": noise("behind images", 50),
     "__MACOSX/class0/._000.jpg": b"\0\5\x16\7",
 }
 ASCII = {key: data for key, data in TREE.items() if os.fsencode(key).isascii() and "ä" not in key}  # type: ignore[operator]

@@ -93,11 +93,14 @@ class ListedFolder:
                 return True
             return is_own(parts[0])
 
-        for place in range(start, stop):
+        plain = None  # a folder whose files are left out by their own names alone
+        for place, size in enumerate(listed.sizes[start:stop].tolist(), start):
             key = keys[place][len(self._inner) :]
-            if is_left_out(key):
-                continue
-            size = int(listed.sizes[place])
+            above, _, name = key.rpartition(b"/")
+            if above != plain or self.ignores(name):
+                if is_left_out(key):
+                    continue
+                plain = above or None
             why = None if empty and not size else unfit_size(size)
             if why is None:
                 found.append(key)

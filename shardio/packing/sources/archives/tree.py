@@ -235,8 +235,11 @@ class _Builder:
             names = table.paths if some is None else some
             paths += [prefix + name for name in names] if prefix else names
 
+        chosen = [np.asarray(rows, np.int64) for _, rows, _ in self._tables]
+
         def column(name: str, kind: Any) -> Any:
-            parts = [np.asarray(getattr(t, name), kind)[rows] for t, rows, _ in self._tables]
+            tables = [np.asarray(getattr(table, name), kind) for table, _, _ in self._tables]
+            parts = [one[rows] for one, rows in zip(tables, chosen, strict=True)]
             return np.concatenate(parts) if parts else np.zeros(0, kind)
 
         counts = [len(rows) for _, rows, _ in self._tables]
@@ -294,13 +297,11 @@ class _Builder:
 
     def _without_folders(self, order: list[int], paths: list[bytes]) -> list[int]:
         """Leave out the files that are folders, too."""
-        folders: set[bytes] = set()
-        for row in order:
-            above = paths[row][: max(0, paths[row].rfind(b"/"))]
-            while above and above not in folders:
-                folders.add(above)
-                above = above[: max(0, above.rfind(b"/"))]
-        both = {row for row in order if paths[row] in folders} if folders else set()
+        folders = {path.rpartition(b"/")[0] for path in map(paths.__getitem__, order)} - {b""}
+        for path in list(folders):
+            while (path := path.rpartition(b"/")[0]) and path not in folders:
+                folders.add(path)
+        both = {row for row in order if paths[row] in folders}
         why = "is a file, and a folder by the path of another member"
         self.problems += [(paths[row], why) for row in sorted(both)]
         return [row for row in order if row not in both] if both else order
