@@ -995,6 +995,21 @@ class TestTar(FileSourceConformance):
             read(0)
 
 
+@pytest.mark.parametrize("form", ["gnu.tar", "deflated.zip", "stored.zip"])
+def test_an_archive_that_changes_while_it_is_read_is_named(form: str, tmp_path: Path) -> None:
+    """Be it that a member is damaged then, or that nothing else says so."""
+    for damage in (False, True):
+        data = FORMS[form](images())
+        folder = open_archive(os.fsencode(write(tmp_path / form, data)), Inflating())
+        walked = folder.walk()
+        members = zip(walked.keys, walked.sizes.tolist(), walked.mtimes.tolist(), strict=True)
+        with pytest.raises(SourceChangedError, match=form), folder.opened() as read:
+            read(*next(members))
+            (tmp_path / form).write_bytes(data[: len(data) // 3] * 3 if damage else data)
+            for member in members:
+                read(*member)
+
+
 def test_reading_opens_no_member_twice_and_closes_all(tmp_path: Path) -> None:
     write(tmp_path / "x.tar", tar(class_tars(images())))
     folder, _ = open_archive(os.fsencode(tmp_path / "x.tar"), Inflating())

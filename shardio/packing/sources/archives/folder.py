@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ....errors import DamageError, SourceError, printable
+from ....names import key_bytes
 from ..base import ReadFile, Rejected, SourceFolder, Walked
 from ..files import changed, ignores_nothing, is_archive, is_ignored, mtime, not_images
 from ..listed_folder import Listed, ListedFolder
@@ -20,6 +21,7 @@ from .tree import Tree, tree_of_archive, tree_of_folder
 from .zip_members import read_member
 
 _MOST_OPEN = 64  # archives of a source, in a process
+_Files = dict[tuple[int, str], tuple[Bytes, Extent]]  # by place and name
 
 
 class ArchiveFolder(ListedFolder):
@@ -63,12 +65,17 @@ class ArchiveFolder(ListedFolder):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[ReadFile]:
-        """Give the function that reads a member; archives are opened when they are needed."""
-        files: dict[tuple[int, str], Bytes] = {}
+        """Give the function that reads a member; archives are opened when they are needed.
+
+        Each must be the one that was listed when it is opened, and still after all was read.
+        """
+        files: _Files = {}
         try:
             yield lambda path, size, stamp: self._read(files, path, size, stamp)
+            for file, extent in files.values():
+                _check_same(file, extent)
         finally:
-            for file in files.values():
+            for file, _ in files.values():
                 file.close()
 
     def unwrapped(self) -> ArchiveFolder:
@@ -91,9 +98,7 @@ class ArchiveFolder(ListedFolder):
             folder._said = [f"{shown} is all that is in the archive, and was packed as its folder"]
         return folder
 
-    def _read(
-        self, files: dict[tuple[int, str], Bytes], path: bytes, size: int, stamp: int
-    ) -> bytes:
+    def _read(self, files: _Files, path: bytes, size: int, stamp: int) -> bytes:
         """Return the bytes of a listed member. Raises Rejected, SourceChangedError."""
         tree, full = self._tree, self._inner + path
         row = bisect_left(tree.paths, full)
@@ -106,34 +111,42 @@ class ArchiveFolder(ListedFolder):
         if tree.sizes[row] != size or extent.stamp != stamp:
             raise changed(path, "its archive is another")
         file = self._opened(files, extent, path)
-        start, packed = int(tree.starts[row]), int(tree.packed[row])
-        way, checksum = int(tree.ways[row]), int(tree.checksums[row])
+        start = int(tree.starts[row])
         try:
-            if way == PLAIN:
-                data = file.read(extent.start + start, size)
-            else:
-                data = read_member(Part(file, extent), full, start, packed, size, way, checksum)
+            if tree.ways[row] == PLAIN:
+                return file.read(extent.start + start, size)
+            packed, way, checksum = int(tree.packed[row]), tree.ways[row], tree.checksums[row]
+            return read_member(Part(file, extent), full, start, packed, size, way, checksum)
         except (DamageError, ValueError) as error:
+            _check_same(file, extent)
             raise Rejected(f"cannot be read from {extent.shown}: {error}") from None
-        return data
 
     @staticmethod
-    def _opened(files: dict[tuple[int, str], Bytes], extent: Extent, path: bytes) -> Bytes:
+    def _opened(files: _Files, extent: Extent, path: bytes) -> Bytes:
         """Return the file of an extent, which must be the one that was listed."""
         key = id(extent.location), extent.name
-        if (file := files.get(key)) is None:
-            if len(files) == _MOST_OPEN:
-                files.pop(next(iter(files))).close()
-            try:
-                file = files[key] = extent.location.open(extent.name)
-            except FileNotFoundError:
-                raise changed(path, f"{extent.shown} is gone") from None
-            file.scattered()
-        if file.descriptor >= 0:
-            status = os.fstat(file.descriptor)
-            if (status.st_size, mtime(status)) != (extent.file_size, extent.file_stamp):
-                raise changed(path, f"size or time of change of {extent.shown} are others")
+        if key in files:
+            return files[key][0]
+        if len(files) == _MOST_OPEN:
+            first = next(iter(files))
+            _check_same(*files[first])
+            files.pop(first)[0].close()
+        try:
+            file: Bytes = extent.location.open(extent.name)
+        except FileNotFoundError:
+            raise changed(path, f"{extent.shown} is gone") from None
+        file.scattered()
+        _check_same(file, extent)
+        files[key] = file, extent
         return file
+
+
+def _check_same(file: Bytes, extent: Extent) -> None:
+    """Raise SourceChangedError for an archive that is not the one that was listed."""
+    if file.descriptor >= 0:
+        status = os.fstat(file.descriptor)
+        if (status.st_size, mtime(status)) != (extent.file_size, extent.file_stamp):
+            raise changed(key_bytes(extent.name), "its size or time of change is another")
 
 
 # What this process listed last: pieces of one source are opened one after the other. Two, since

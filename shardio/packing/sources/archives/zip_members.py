@@ -107,13 +107,14 @@ def read_member(
     name: its path; start: of its local header.
     """
     begin, at_hand = _data(file, start, len(name) + packed)
-    data = at_hand[begin : begin + packed]
-    if len(data) < packed:
-        data += file.read(start + begin + len(data), packed - len(data))
-    if way == DEFLATED:
+    if (missing := begin + packed - len(at_hand)) > 0:  # its extra is longer than usual
+        at_hand += file.read(start + len(at_hand), missing)
+    if way == STORED:
+        data = at_hand[begin : begin + packed]
+    else:
         inflater = zlib.decompressobj(-zlib.MAX_WBITS)
         try:
-            data = inflater.decompress(data, size + 1)
+            data = inflater.decompress(memoryview(at_hand)[begin : begin + packed], size + 1)
         except zlib.error as error:
             raise ValueError(f"its data cannot be inflated ({error})") from None
         if not inflater.eof and len(data) <= size:
