@@ -46,6 +46,7 @@ from shardio.formats.foreign.tar import Run
 from shardio.packing import sources
 from shardio.packing.gc import gc
 from shardio.packing.packed import Packed
+from shardio.packing.sources import archived
 from shardio.packing.sources.archives import tar_members, tree
 from shardio.packing.sources.archives.extent import extent_of
 from shardio.packing.sources.archives.folder import ArchiveFolder, open_archive
@@ -185,7 +186,7 @@ def test_a_piece_that_is_opened_does_not_list_the_archives_again(
     listed: list[str] = []
     right = tree.list_tar
     monkeypatch.setattr(
-        tree, "list_tar", lambda *given: (listed.append(given[1]), right(*given))[1]
+        tree, "list_tar", lambda *one, **more: (listed.append(one[1]), right(*one, **more))[1]
     )
     for source in (plant(tmp_path / "tars", classes), write(tmp_path / "x.tar", tar(classes))):
         out = tmp_path / f"out {source.name}"
@@ -612,6 +613,27 @@ def test_labels_do_not_depend_on_what_comes_first_in_a_tar(tmp_path: Path) -> No
     tree: Any = {f"meta/{i:05}.txt": b"x" for i in range(11_000)}
     tree |= {f"train/{c}/{i}.jpg": noise(f"{c}{i}", 60) for c in "ab" for i in range(3)}
     assert told(write(tmp_path / "x.tar", tar(tree, form=tarfile.USTAR_FORMAT))) == "imagefolder"
+
+
+@pytest.mark.parametrize("most", [1, 5, 7, 40])
+def test_a_tar_is_listed_on_from_where_it_was_looked_into(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = members(
+        *((name, data, FILE, "") for name, data in images(2, 20).items()),
+        ("class0/more.jpg", None, HARD, "class1/003.jpg"),
+        ("class1/last.jpg", None, SOFT, "../class0/001.jpg"),
+        ("class0/000.jpg", JPEG + b"again", FILE, ""),
+    )
+    archive = write(tmp_path / "x.tar", data)
+    whole = open_archive(os.fsencode(archive), Inflating()).walk()
+    os.utime(archive, ns=(9, 9))  # it is listed anew
+    monkeypatch.setattr(archived, "_MEMBERS", most)
+    request = sources.detect_kind(SourceRequest(os.fsencode(archive)))
+    walked = request.files.walk() if request.files else None
+    assert walked is not None
+    assert walked.keys == whole.keys and walked.sizes.tolist() == whole.sizes.tolist()
+    assert walked.notes == whole.notes and len(whole.keys) == 42
 
 
 def test_a_few_files_beside_images_do_not_ask(tmp_path: Path) -> None:

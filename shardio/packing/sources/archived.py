@@ -18,11 +18,10 @@ from ...formats import claims
 from ...formats.foreign.webdataset import INTS, split_name
 from ...names import key_text
 from ...units import show_count
-from .archives.extent import Part, extent_of
+from .archives.extent import extent_of
 from .archives.folder import ArchiveFolder, open_archive, open_folder_of_archives
 from .archives.inflate import Inflating
-from .archives.tar_members import list_tar
-from .archives.tree import is_plain_tar
+from .archives.tree import is_plain_tar, look_into
 from .base import SourceFolder, SourceRequest
 from .files import (
     DiskFolder,
@@ -178,10 +177,8 @@ def _first_members(path: bytes, request: SourceRequest) -> set[tuple[bytes, byte
     """Return keys and endings of the first members of a tar; none if archives are among them."""
     extent = extent_of(path)
     try:
-        with contextlib.closing(extent.location.open(extent.name)) as file:
-            paths = list_tar(Part(file, extent), extent.shown, _MEMBERS).paths
-            if len(not_images(paths)) == len(paths):  # they may come later
-                paths = list_tar(Part(file, extent), extent.shown).paths
+        # Where there are no images among them, they may come later.
+        paths = look_into(extent, _MEMBERS, lambda some: len(not_images(some)) < len(some))
     except (DamageError, SourceError, StorageError):
         return set()  # whoever reads it as a folder says so
     ignores = is_ignored if request.ignore else ignores_nothing

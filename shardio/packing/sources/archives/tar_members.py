@@ -23,12 +23,14 @@ _FEW = 16  # a run of fewer members is not worth the comparing at once
 _ODD = 64  # members that are walked one by one behind such a run
 
 
-def list_tar(file: Readable, shown: str, most: int | None = None) -> MemberTable:
+def list_tar(
+    file: Readable, shown: str, most: int | None = None, table: MemberTable | None = None
+) -> MemberTable:
     """Return the members of a tar; of the first ones only, if `most` is given.
 
-    Raises DamageError, SourceError, StorageError.
+    table: of first ones, to go on behind these. Raises DamageError, SourceError, StorageError.
     """
-    table = MemberTable()
+    table = MemberTable() if table is None else table
 
     def other(name: bytes, kind: bytes, at: int, length: int, link: bytes) -> int:
         path = plain_path(name)
@@ -73,7 +75,8 @@ def _add_files(file: Readable, table: MemberTable, other: Other, most: int) -> N
 
     Raises ValueError, Unusable, StorageError.
     """
-    at, size, fetch, alike = 0, file.size, Blocks(file, _HEADERS, _FAR).fetch, Alike()
+    at, size = table.stop, file.size
+    fetch, alike = Blocks(file, _HEADERS, _FAR).fetch, Alike()
     while at < size and len(table.paths) < most:
         run = plain_run(fetch, at, size, most - len(table.paths))
         at = run.stop
@@ -97,5 +100,6 @@ def _add_files(file: Readable, table: MemberTable, other: Other, most: int) -> N
                 table.add(path, stop - start, start)
             else:
                 table.outside.append(name)
+    table.stop = at
     if at >= size and any(file.read(max(0, size - BLOCK), min(BLOCK, size))):
         raise ValueError(f"byte {size}: it ends without the zeros that end a tar; it was cut short")

@@ -8,6 +8,7 @@ cannot be told apart from a mistake: an error.
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import re
 from collections import defaultdict
@@ -43,6 +44,25 @@ class Tree(Listed):
     packed: Any = None
     checksums: Any = None
     ways: Any = None
+
+
+# First members of the tar that was looked into last, which its tree begins with.
+_BEGUN: dict[tuple[str, int, int], MemberTable] = {}
+
+
+def look_into(extent: Extent, most: int, enough: Callable[[list[bytes]], bool]) -> list[bytes]:
+    """Return the paths of the first members of a tar; of all, if so many are not enough.
+
+    Raises DamageError, SourceError, StorageError.
+    """
+    with contextlib.closing(extent.location.open(extent.name)) as file:
+        part = Part(file, extent)
+        table = list_tar(part, extent.shown, most)
+        _BEGUN.clear()
+        if not enough(table.paths):
+            return list_tar(part, extent.shown, table=table).paths
+    _BEGUN[extent.shown, extent.size, extent.stamp] = table
+    return table.paths
 
 
 def is_plain_tar(name: bytes) -> bool:
@@ -315,7 +335,8 @@ def _members(part: Part, extent: Extent) -> MemberTable:
     elif extent.shown.lower().endswith(".zip") and not is_sealed(start):
         table = list_zip(part, extent.shown)  # something lies before it; else says what is wrong
     elif len(start) == BLOCK and (is_sealed(start) or not any(start)):
-        table = list_tar(part, extent.shown)
+        begun = _BEGUN.pop((extent.shown, extent.size, extent.stamp), None)
+        table = list_tar(part, extent.shown, table=begun)
     else:
         raise SourceError(
             f"{extent.shown}: expected a tar or zip, but it begins with '{printable(start[:12])}'"
