@@ -626,7 +626,7 @@ def test_a_tar_is_listed_on_from_where_it_was_looked_into(
         ("class0/000.jpg", JPEG + b"again", FILE, ""),
     )
     archive = write(tmp_path / "x.tar", data)
-    whole = open_archive(os.fsencode(archive), Inflating()).walk()
+    whole = open_archive(os.fsencode(archive), Inflating())[0].walk()
     os.utime(archive, ns=(9, 9))  # it is listed anew
     monkeypatch.setattr(archived, "_MEMBERS", most)
     request = sources.detect_kind(SourceRequest(os.fsencode(archive)))
@@ -1022,7 +1022,7 @@ def test_an_archive_that_changes_while_it_is_read_is_named(form: str, tmp_path: 
     """Be it that a member is damaged then, or that nothing else says so."""
     for damage in (False, True):
         data = FORMS[form](images())
-        folder = open_archive(os.fsencode(write(tmp_path / form, data)), Inflating())
+        folder, _ = open_archive(os.fsencode(write(tmp_path / form, data)), Inflating())
         walked = folder.walk()
         members = zip(walked.keys, walked.sizes.tolist(), walked.mtimes.tolist(), strict=True)
         with pytest.raises(SourceChangedError, match=form), folder.opened() as read:
