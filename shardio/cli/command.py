@@ -290,8 +290,8 @@ GOES_ON = "what is finished is kept; run the same command again to go on"  # aft
 # Options by the group that `--help` shows them in, the same in all commands.
 GROUPS = {
     "What to read": (
-        "from files root fields where label table split-files split-by boxes first-label class "
-        "classes shard key field split splits"
+        "from files root fields where label table split-files split-by boxes first-label layout "
+        "class classes shard key field split splits"
     ),
     "Images": "resize quality encode jpeg-tiles keep-original max-pixels decode size",
     "Shards and order": "format shard-size max-records shuffle seed keys",

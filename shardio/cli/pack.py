@@ -151,7 +151,7 @@ _PLANNED = (  # options that a plan follows from
         "--from",
         "KIND",
         "what SRC is, where that cannot be told: imagefolder, files, trees, listing, coco, "
-        "dataset, or a format that `index` reads",
+        "arrays, dataset, or a format that `index` reads",
         dest="kind",
     ),
     option("--root", "DIR"),
@@ -172,6 +172,7 @@ _PLANNED = (  # options that a plan follows from
     option("--split-by", "COLUMN"),
     option("--boxes", "DIR"),
     option("--first-label", "N"),
+    option("--layout", "NAME=BYTES,..."),
     option("--splits", action=BooleanOptionalAction),
     option("--ignore", action=BooleanOptionalAction),
     option("--classes", "OTHER"),

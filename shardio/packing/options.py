@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import OptionError, printable
@@ -29,7 +29,6 @@ from ..units import (
     refuse_unknown,
 )
 from .parts import PartOptions
-from .sources.base import Joins
 
 PathLike = str | bytes | os.PathLike[Any]
 
@@ -57,13 +56,41 @@ def check_label(label: str | None) -> None:
         )
 
 
+def read_layout(layout: str) -> dict[str, tuple[int, ...]]:
+    """Return the fields of a record of bytes, in order, and their shapes. Raises OptionError.
+
+    "label=1,image=3x32x32": a byte, then three planes of 32 x 32
+    """
+    parts = layout.split(",") if isinstance(layout, str) else []
+    found = [re.fullmatch(r"\s*([^=\s]+)=(\d{1,9}(?:x\d{1,9}){0,3})\s*", part) for part in parts]
+    fields = {one[1]: tuple(map(int, one[2].split("x"))) for one in found if one is not None}
+    if not found or len(fields) < len(found) or 0 in sum(fields.values(), ()):
+        raise OptionError(
+            f"layout is {printable(repr(layout))}: expected the fields of a record, in order, each "
+            "with its bytes, such as label=1,image=3x32x32"
+        )
+    return fields
+
+
+@dataclass(frozen=True)
+class Joins:
+    """What files that lie beside the records say of them."""
+
+    tables: tuple[str, ...] = ()  # FILE or FILE:COLUMNS
+    split_files: Mapping[str, str] = field(default_factory=dict)  # lists of files, by split
+    split_by: str | None = None  # the column that says to which split a record belongs
+    splits: Mapping[str, str] = field(default_factory=dict)  # its values, by the names of splits
+    boxes: str | None = None  # the folder of files of boxes
+    first_label: int = 0  # the least number of a class there; ours is 0
+
+
 @refuse_unknown
 @dataclass(frozen=True)
 class SourceOptions:
     """Choose what of a source is packed, and under which names.
 
     kind     the kind of the source, if `pack` cannot detect it: "imagefolder", "files", "trees",
-             "listing", "coco", "dataset", or a format that `index` reads
+             "listing", "coco", "arrays", "dataset", or a format that `index` reads
     root     the folder, or URL, that the paths of a listing are relative to, or that holds the
              data of an index
     fields   names of fields here and in the source: {"image": "jpg"}; for folders side by side
@@ -82,6 +109,8 @@ class SourceOptions:
     boxes    a folder of Pascal VOC's XML, or of YOLO's texts, one for each image: they become the
              fields `annotations`, `width` and `height`, as of COCO
     first_label  the least number of a class in tables, if that is not 0: it is subtracted
+    layout   the fields of one record in files of records of one size, and the bytes of each:
+             "label=1,image=3x32x32" for CIFAR-10's binary version
     ignore   leave out hidden files, and folders of NAS and systems: @eaDir, #recycle, @Recycle,
              @Recently-Snapshot, $RECYCLE.BIN, System Volume Information, lost+found, __MACOSX,
              __pycache__; default: True
@@ -101,6 +130,7 @@ class SourceOptions:
     split_by: str | None = None
     boxes: PathLike | None = None
     first_label: int = 0
+    layout: str | None = None
     ignore: bool = True
     storage: Storage | None = None
 
@@ -110,6 +140,8 @@ class SourceOptions:
         if not isinstance(self.kind, (str, type(None))):
             raise OptionError(f"kind is {printable(repr(self.kind))}: expected a kind's name")
         check_label(self.label)
+        if self.layout is not None:
+            read_layout(self.layout)
         names = {} if self.fields is None else self.fields
         if not (isinstance(names, Mapping) and all(isinstance(one, str) for one in names.values())):
             raise OptionError(
@@ -262,6 +294,7 @@ class PackOptions:
     max_pixels: int | None = None
     where: Mapping[str, Any] | None = None
     label: str | None = None  # finds the class in a path
+    layout: str | None = None  # of records in a file
     split: str = ""
     splits: list[str] = field(default_factory=list)  # all that are packed with it
     pixels: list[int] | None = None  # height and width of raw pixels
@@ -284,6 +317,8 @@ class PackOptions:
         if resize is not None:
             most = _NUMBER - 1 if images.encode is None else _MAX_SQUARE
             resize = check_int("resize", resize, 1, most)
+        if source == "arrays":  # there are no files to be kept
+            images = replace(images, encode="raw")
         images.check_with(resize)
         shrinks = resize is not None and images.encode is None
         asked: dict[str, Any] = {
@@ -293,6 +328,7 @@ class PackOptions:
             "quality": (images.quality or QUALITY) if shrinks else None,
             "where": describe_conditions(read.where) if isinstance(read.where, Mapping) else None,
             "label": read.label,
+            "layout": read.layout,
         }
         shard_size = None if shard_size is None else check_size("shard_size", shard_size)
         return cls(source, format, shard_size=shard_size, resize=resize, **asked)

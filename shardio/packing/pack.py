@@ -39,6 +39,7 @@ from .options import ADVICE, ImageOptions, PackOptions, PathLike, PlanOptions, S
 from .packed import Packed
 from .plan import make_plan, prepare
 from .process_pool import Executor, Progress, Report, check_executor, processes
+from .sources import arrays
 from .sources.archives.folder import ArchiveFolder
 from .sources.archives.inflate import remove_unpacked
 from .sources.base import Listing, Problem, SourceRequest, renumber
@@ -305,6 +306,7 @@ def _request(
         root=None if read.root is None else _given(read.root),
         label=read.label,
         joins=read.joins(),
+        layout=read.layout,
         ignore=read.ignore,
         jobs=jobs,
         progress=progress,
@@ -362,6 +364,7 @@ def _detected(
         sources.check_pieces(asked)
     unpacked = isinstance(asked.files, ArchiveFolder) and asked.files.is_unpacked
     unpacked = unpacked or (asked.root is not None and is_archive(os.fsencode(asked.root)))
+    unpacked = unpacked or (asked.kind == "arrays" and arrays.is_unpacked(asked))
     if given is not None and not place.remote and not unpacked:
         raise OptionError(
             "work_dir: only where OUT is a URL, or SRC an archive that is compressed as a whole; "

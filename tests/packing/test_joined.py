@@ -20,8 +20,9 @@ from support.trees import content, noise, picture, plant, shardio
 import shardio as package
 from shardio.errors import OptionError, SourceChangedError, SourceError
 from shardio.packing import sources
+from shardio.packing.options import Joins
 from shardio.packing.pack import commit, pack, plan
-from shardio.packing.sources.base import Joins, Listing, SourceRequest
+from shardio.packing.sources.base import Listing, SourceRequest
 
 NAMES = [f"{i:03d}" for i in range(12)]
 FLAT = {f"{name}.jpg": noise(name, 200) for name in NAMES}

@@ -4,11 +4,13 @@ support/doc_blocks.py says how. Datasets that a page only makes give a batch her
 """
 
 import contextlib
+import gzip
 import io
 import json
 import os
 import re
 import shutil
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -185,6 +187,14 @@ def all_kinds_of_sources() -> None:
     kinds = [{"id": 3, "name": "bus"}, {"id": 18, "name": "dog"}]
     found = {"images": images, "categories": kinds, "annotations": []}
     plant(Path("coco/annotations"), {"instances_train2017.json": json.dumps(found).encode()})
+    for split, count in (("train", 12), ("t10k", 4)):
+        images, labels = (struct.pack(">4B", 0, 0, 8, n) for n in (3, 1))
+        sizes = struct.pack(">3I", count, 28, 28)
+        pixels = gzip.compress(images + sizes + bytes(count * 28 * 28))
+        numbers = gzip.compress(labels + sizes[:4] + bytes(count))
+        mnist = {f"{split}-images-idx3-ubyte.gz": pixels, f"{split}-labels-idx1-ubyte.gz": numbers}
+        plant(Path("mnist"), mnist)
+    plant(Path("stl10_binary"), {"train_X.bin": bytes(2 * 3 * 96 * 96), "train_y.bin": b"\1\12"})
     packed("shards")
     shardio.export("shards", "imagenet-wds", format="webdataset")
     shardio.index("imagenet-wds", out="idx")
@@ -319,8 +329,13 @@ PAGES = {
                 ("1 shard, ...", "1 shard, ... in 0.0 s, 0 MB/s"),
                 ("pack imagenet-wds/ packed  ", "pack imagenet-wds/ packed --overwrite  "),
                 ("--root /mnt/tars", "--root imagenet-wds --overwrite"),
+                ("10,000 records, no classes, 7.5 MiB -> 16 shards", "4 records, ... shard"),
+                ("60,000 records, no classes, 44.9 MiB -> 16 shards", "12 records, ... shard"),
             ),
-            unrun={"s3://bucket": "a bucket; tests/packing/test_from_bucket.py"},
+            unrun={
+                "s3://bucket": "a bucket; tests/packing/test_from_bucket.py",
+                "scipy": "it is not installed for tests",
+            },
         ),
         Page(
             "docs/cli.md",

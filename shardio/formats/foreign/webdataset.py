@@ -334,7 +334,7 @@ def _npy(data: bytes) -> Any:
         raise ValueError(f"its header takes {begin:,} bytes, more than it has")
     if data[6] > 2 or begin > _MAX_NPY_HEADER:  # what only arrays of named parts need
         return data
-    shape, fortran, dtype = _npy_header(data[:begin])
+    shape, fortran, dtype = npy_header(data[:begin])
     if dtype.kind not in "biufcmMSU" or dtype.char in "gG" or not dtype.itemsize:
         return data  # objects are pickles; a long double differs between machines
     size = math.prod(shape) * dtype.itemsize
@@ -349,7 +349,7 @@ def _npy(data: bytes) -> Any:
 
 
 @lru_cache(maxsize=256)  # parsing takes 30 us, and the arrays of a data set are often of one shape
-def _npy_header(start: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def npy_header(start: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     stream = io.BytesIO(start)
     try:
         version = np.lib.format.read_magic(stream)

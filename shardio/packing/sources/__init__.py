@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from ...errors import OptionError, printable, there_are
 from ...formats import FOREIGN, manifest
-from . import coco, files, grouped, imagefolder, joined, listing, trees
+from ..options import Joins
+from . import arrays, coco, files, grouped, imagefolder, joined, listing, trees
 from .archived import FOLDERS, find_archives
-from .base import Joins, Listings, Plain, Source, SourceRequest
+from .base import Listings, Plain, Source, SourceRequest
 from .detect import detect, detect_by_url
 
 
@@ -77,6 +78,7 @@ KINDS = {
     "files": Kind(grouped.list_records, _folder_names, grouped.reopen),
     "trees": Kind(trees.list_records, trees.split_names, trees.reopen),
     "coco": Kind(coco.list_records, _only, coco.reopen),
+    "arrays": Kind(arrays.list_records, arrays.split_names, arrays.reopen),
     "dataset": Kind(_dataset, _dataset_names, _reopen_dataset),
     "listing": Kind(listing.list_records, _only, listing.reopen),
     **{name: Kind(_foreign, _foreign_names, None) for name in FOREIGN if name != "imagefolder"},
@@ -108,6 +110,10 @@ def _with_kind(request: SourceRequest) -> SourceRequest:
                 f"--label: for a folder of images, not for a source of kind {request.kind}"
             )
         request = replace(request, kind="imagefolder")
+    if request.layout is not None:
+        if request.kind not in (None, "arrays"):
+            raise OptionError(f"--layout: for arrays, not for a source of kind {request.kind}")
+        request = replace(request, kind="arrays")
     if request.location.remote:
         return detect_by_url(request)
     if request.kind is None:

@@ -22,6 +22,7 @@ from .archives.extent import extent_of
 from .archives.folder import ArchiveFolder, open_archive, open_folder_of_archives
 from .archives.inflate import Inflating
 from .archives.tree import is_plain_tar, look_into
+from .arrays import names_images
 from .base import SourceFolder, SourceRequest
 from .files import (
     DiskFolder,
@@ -34,7 +35,12 @@ from .files import (
 )
 from .trees import are_asked
 
-FOLDERS = ("imagefolder", "files", "trees")  # kinds of sources whose files are found by walking
+FOLDERS = (
+    "imagefolder",
+    "files",
+    "trees",
+    "arrays",
+)  # kinds of sources whose files are found by walking
 _LOOKED = 3  # folders that are looked into for archives
 _MEMBERS = 10_000  # of a tar, that are looked at; all, where they are no images
 _SHOWN = 10  # names in a message
@@ -50,7 +56,7 @@ def find_archives(request: SourceRequest) -> SourceRequest | None:
         return None
     path = request.path.rstrip(b"/") or b"/"
     if os.path.isdir(path):  # a zip may be one of several files of a record
-        return None if request.kind == "files" else _in_folder(request)
+        return None if request.kind in ("files", "arrays") else _in_folder(request)
     through = split_path(path)
     if through is None:
         return None
@@ -149,7 +155,7 @@ def _is_grouped(paths: Sequence[bytes], request: SourceRequest) -> bool:
     several = Counter(key for key, _ in members)
     grouped = {key for key in images if several[key] > 1}
     if not images:
-        return True
+        return not any(names_images(key + b"." + ending) for key, ending in members)
     in_folders = len({key.partition(b"/")[0] for key in images if b"/" in key})
     if not grouped:
         if not in_folders and len(paths) > 1 and _are_numbered(paths):

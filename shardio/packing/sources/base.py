@@ -27,6 +27,7 @@ from ...order.subset import select_where
 from ...storage.base import Location
 from ...storage.location import locate
 from ...storage.options import Storage
+from ..options import Joins
 from ..process_pool import Progress
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -138,18 +139,6 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Joins:
-    """What files that lie beside the records say of them."""
-
-    tables: tuple[str, ...] = ()  # FILE or FILE:COLUMNS
-    split_files: Mapping[str, str] = field(default_factory=dict)  # lists of files, by split
-    split_by: str | None = None  # the column that says to which split a record belongs
-    splits: Mapping[str, str] = field(default_factory=dict)  # its values, by the names of splits
-    boxes: str | None = None  # the folder of files of boxes
-    first_label: int = 0  # the least number of a class there; ours is 0
-
-
-@dataclass(frozen=True)
 class SourceRequest:
     """A source, and all that is asked of it."""
 
@@ -161,6 +150,7 @@ class SourceRequest:
     root: str | None = None  # the folder that paths in a listing refer to
     label: str | None = None  # a regular expression that finds the class in the path of an image
     joins: Joins = field(default_factory=Joins)
+    layout: str | None = None  # of the records in files of arrays
     ignore: bool = True  # leave out hidden files, and folders of systems
     # Names of its splits, where its kind was told by looking at its top, and nobody gave it.
     looked: tuple[str, ...] | None = None

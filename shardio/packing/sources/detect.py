@@ -18,6 +18,8 @@ from ...storage.remote import RemoteLocation
 from ...units import show_count
 from .archived import find_archives, split_path
 from .archives.folder import ArchiveFolder
+from .arrays import is_array_file, refuse_file
+from .arrays import lies_there as lies_in_arrays
 from .base import SourceFolder, SourceRequest
 from .coco import is_coco, refuse_folder
 from .files import are_splits, folder_of, not_images
@@ -100,8 +102,11 @@ def _kind(request: SourceRequest) -> str:
             return "coco"
         if is_listing(file):
             return "listing"
+        if is_array_file(file):
+            return "arrays"
     claimed = next(iter(claims([key_text(os.path.basename(path))])), None)
     if claimed is None:
+        refuse_file(request)
         _refuse_part(path, request.shown)
         raise SourceError(
             f"{request.shown}: expected a folder of images, a listing, or a file of another "
@@ -128,6 +133,8 @@ def _folder(request: SourceRequest) -> SourceRequest:
         )
     if foreign is not None:
         return replace(request, kind=foreign)
+    if lies_in_arrays(request, folders, files):
+        return replace(request, kind="arrays")
     splits = are_splits(folders, request.splits)
     if lies_grouped(folder, files, others, folders if splits else ()):
         return replace(request, kind="files")

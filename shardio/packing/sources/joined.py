@@ -26,10 +26,10 @@ from ...formats.sample import Sample
 from ...names import key_bytes, key_text
 from ...order.subset import mark_where
 from ...units import show_count
+from ..options import Joins
 from .annotated import Annotations, in_pixels, read_annotations
 from .base import (
     Ints,
-    Joins,
     Listing,
     Listings,
     Plain,

@@ -12,12 +12,20 @@ from typing import Any
 from ....errors import DamageError, SourceError, printable
 from ....names import key_bytes
 from ..base import ReadFile, Rejected, SourceFolder, Walked
-from ..files import changed, ignores_nothing, is_archive, is_ignored, mtime, not_images
+from ..files import (
+    MISSING,
+    changed,
+    ignores_nothing,
+    is_archive,
+    is_ignored,
+    mtime,
+    not_images,
+)
 from ..listed_folder import Listed, ListedFolder
 from .extent import Bytes, Extent, Part, extent_of
 from .inflate import Inflating, is_there
-from .member_table import PLAIN
-from .tree import Tree, tree_of_archive, tree_of_folder
+from .member_table import DEFLATED, PLAIN
+from .tree import Tree, member, tree_of_archive, tree_of_folder
 from .zip_members import read_member
 
 _MOST_OPEN = 64  # archives of a source, in a process
@@ -97,6 +105,20 @@ class ArchiveFolder(ListedFolder):
             shown = printable(folder._inner)
             folder._said = [f"{shown} is all that is in the archive, and was packed as its folder"]
         return folder
+
+    def member(self, path: bytes) -> tuple[Extent, bool, int | None]:
+        """Return a listed member as a run of bytes, whether it is deflated, and its CRC-32, if any.
+
+        Raises SourceError, DamageError, StorageError.
+        """
+        tree, full = self._tree, self._inner + path
+        row = bisect_left(tree.paths, full)
+        if row == len(tree.paths) or tree.paths[row] != full:
+            raise SourceError(f"{printable(full)}: {dict(tree.problems).get(full, MISSING)}")
+        extent, way = tree.extents[tree.which[row]], tree.ways[row]
+        with contextlib.closing(extent.location.open(extent.name)) as file:
+            found = member(tree, row, extent, Part(file, extent))
+        return found, way == DEFLATED, None if way == PLAIN else int(tree.checksums[row])
 
     def _read(self, files: _Files, path: bytes, size: int, stamp: int) -> bytes:
         """Return the bytes of a listed member. Raises Rejected, SourceChangedError."""

@@ -19,7 +19,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
@@ -129,6 +129,23 @@ class Inflating:
         except BaseException:
             local.remove(os.path.join(self.directory, name))
             raise
+
+
+def content(extent: Extent, kind: str | None) -> Generator[bytes, None, None]:
+    """Yield the bytes of an extent, piece by piece, inflated if it is compressed.
+
+    Raises SourceError, DamageError, StorageError.
+    """
+    try:
+        opened = extent.location.open(extent.name)
+    except FileNotFoundError:
+        raise SourceError(f"{extent.shown}: it is gone") from None
+    with contextlib.closing(opened) as file:
+        source = _PartStream(Part(file, extent))
+        if kind is None:
+            yield from iter(lambda: source.read(_PIECE), b"")
+        else:
+            yield from _inflated(source, kind, extent.shown)
 
 
 def is_there(extent: Extent) -> bool:

@@ -26,7 +26,7 @@ from ..files import is_archive, without_suffix
 from ..listed_folder import Listed
 from .extent import Extent, Part, extent_of
 from .inflate import Inflating, compression_of
-from .member_table import PLAIN, STORED, MemberTable
+from .member_table import DEFLATED, PLAIN, MemberTable
 from .tar_members import list_tar
 from .zip_members import data_start, list_zip
 
@@ -68,6 +68,17 @@ def look_into(extent: Extent, most: int, enough: Callable[[list[bytes]], bool]) 
 def is_plain_tar(name: bytes) -> bool:
     """Return True if a file is a tar that is not compressed, by its name."""
     return name[-4:].lower() == b".tar"
+
+
+def member(table: MemberTable | Tree, row: int, extent: Extent, part: Part) -> Extent:
+    """Return a member of an archive as a run of bytes, deflated or not. Raises DamageError."""
+    path, start = table.paths[row], int(table.starts[row])
+    if table.ways[row] == PLAIN:
+        return extent.inside(path, start, int(table.sizes[row]))
+    try:
+        return extent.inside(path, data_start(part, start), int(table.packed[row]))
+    except ValueError as error:
+        raise DamageError(f"{extent.shown}: {printable(path)}: {error}") from None
 
 
 def tree_of_archive(
@@ -223,15 +234,9 @@ class _Builder:
 
     def _nested(self, table: MemberTable, row: int, extent: Extent, part: Part) -> Extent:
         """Return the extent of an archive in another one. Raises as `add_archive`."""
-        path, start = table.paths[row], table.starts[row]
-        if table.ways[row] == PLAIN:
-            return extent.inside(path, start, table.sizes[row])
-        try:
-            inside = extent.inside(path, data_start(part, start), table.packed[row])
-        except ValueError as error:
-            raise DamageError(f"{extent.shown}: {printable(path)}: {error}") from None
-        stored = table.ways[row] == STORED
-        return inside if stored else self._inflating.inflate(inside, "deflate")
+        inside = member(table, row, extent, part)
+        deflated = table.ways[row] == DEFLATED
+        return self._inflating.inflate(inside, "deflate") if deflated else inside
 
     def _is_ignored(self, path: bytes) -> bool:
         return any(map(self._ignores, path.split(b"/")))
