@@ -424,8 +424,13 @@ def _ahead(
     for job in work:
         job.check(sized=True)
         job.result.by_plan = done
-    if done and not all(job.result.already for job in work):
+    if all(job.result.already for job in work):
+        return work
+    if done:
         return []  # shards are gone
+    ahead = next(iter(found.values())).ahead
+    if run.executor is None and ahead is not None and ahead["source"].get("archives"):
+        sources.detect_kind(replace(asked, kind=options.source))  # once, and not in each process
     return work
 
 

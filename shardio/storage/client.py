@@ -70,7 +70,7 @@ class Reply(NamedTuple):
 
     data: memoryview
     size: int  # of the object, bytes
-    tag: str  # its ETag; "": the store gave none
+    tag: str  # its ETag, or of the web its Last-Modified; "": the store gave none
 
 
 class RequestError(Exception):
@@ -170,14 +170,14 @@ class Client:
                 return Reply(memoryview(b""), result.meta["size"], noted)
             if request.what == "head":
                 meta = obstore.head(target, path)
-                return Reply(memoryview(b""), meta["size"], meta["e_tag"] or "")
+                return Reply(memoryview(b""), meta["size"], self._tag(meta))
             if request.what == "end":
                 return _end(obstore, self._store, target, path, length)
             options = {} if whole else {"range": (start, start + length)}
             result = obstore.get(target, path, options=options)
             meta = result.meta
             if whole and meta["size"] > length:
-                return Reply(memoryview(b""), meta["size"], "")  # the caller knows the limit
+                return Reply(memoryview(b""), meta["size"], self._tag(meta))
             data = memoryview(result.bytes())
         except ShardioError:  # of what is to be put
             raise
@@ -197,7 +197,13 @@ class Client:
                 "short" if start + length > meta["size"] and not whole else "body",
                 f"the answer has {len(data):,} bytes of {expected:,}",
             )
-        return Reply(data, meta["size"], meta["e_tag"] or "")
+        return Reply(data, meta["size"], self._tag(meta))
+
+    def _tag(self, meta: Any) -> str:
+        """Return what tells an object from others: its ETag, or of the web, when it was changed."""
+        changed = meta["last_modified"]
+        web = self._store.scheme in ("http", "https") and changed.timestamp() > 0  # else not said
+        return meta["e_tag"] or (changed.isoformat() if web else "")
 
     def _list(self, opened: Opened, folder: str, request: Request) -> Reply:
         """Return a page of the objects below a folder. Raises what obstore, and the Hub, do."""
@@ -304,14 +310,13 @@ class Client:
         return f"no credentials were found. Looked for {credentials.LOOKED_FOR[kind]}{public}"
 
 
-_CLIENTS: dict[tuple[str, str], Client] = {}
+_CLIENTS: dict[str, Client] = {}
 _LOCK = threading.Lock()
 
 
 def client(store: Store) -> Client:
     """Return this process's client of a store. Raises DependencyError."""
-    what = store.address[0], sorted(store.options.items()), store.timeout_s
-    key = store.scheme, repr(what)
+    key = store.reached
     with _LOCK:
         if key not in _CLIENTS:
             _CLIENTS[key] = Client(store)
@@ -365,6 +370,7 @@ _SYSTEM = re.compile(r'message: "([^"]{1,120})"|error: "([^"]{1,160})"')
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 _ASKED = re.compile(r"Error performing [A-Z]+ (\S+) in ")
 _ADDRESS = re.compile(r'connect error",\s+(\S+:\d+),')
+_WHOLE = re.compile("RangeNotSupported|non-partial response when range requested")
 _RANGE = re.compile(r"Requested \S+, got \S+|UnexpectedRange|CONTENT_RANGE|Content-Range")
 
 
@@ -444,9 +450,13 @@ def _explain(obstore: Any, error: Exception, scheme: str) -> RequestError:
             "path",
             f"{scheme}:// takes only names in UTF-8, without control characters and empty parts",
         )
-    if "RangeNotSupported" in text or isinstance(error, errors.NotSupportedError):
+    if _WHOLE.search(text) or isinstance(error, errors.NotSupportedError):
         return RequestError(
             "range", "the server sent the whole object, although a range was asked for"
+        )
+    if "Content-Length Header missing" in text:
+        return RequestError(
+            "other", "the server does not say its size, as of a page that it makes, and no file"
         )
     if _RANGE.search(text):
         return RequestError("range", "the server sent another range than was asked for")

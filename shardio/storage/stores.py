@@ -117,6 +117,11 @@ class Store:
         return bucket, folder.strip("/")
 
     @property
+    def reached(self) -> str:
+        """Return what one client is for, with secrets: to compare, and never shown."""
+        return repr((self.scheme, self.address[0], sorted(self.options.items()), self.timeout_s))
+
+    @property
     def shown(self) -> str:
         """Return the URL as messages print it: without a query or a password."""
         if self.scheme not in ("http", "https"):

@@ -186,16 +186,22 @@ http {{
 
 @contextlib.contextmanager
 def nginx(
-    root: Path, *, tls: bool = False, user: str | None = None, password: str = ""
+    root: Path,
+    *,
+    tls: bool = False,
+    user: str | None = None,
+    password: str = "",
+    lines: Sequence[str] = (),
 ) -> Iterator[Web]:
     """Serve a folder over HTTP, with ranges and without lists of names. Skips where nginx is not.
 
     tls:  over HTTPS, by a certificate for 127.0.0.1 and localhost of an authority made for it
     user: asked for with its password, by the basic scheme
+    lines: more of its configuration, such as "etag off;"
     """
     skip_without("nginx", *(["openssl"] if tls else []), package="nginx-light openssl")
     with tempfile.TemporaryDirectory(prefix="shardio-nginx-") as scratch:
-        home, port, lines = Path(scratch), free_port(), []
+        home, port, lines = Path(scratch), free_port(), [*lines]
         ca = None
         if tls:
             ca, certificate, key = make_certificates(home)

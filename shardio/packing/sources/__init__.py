@@ -13,6 +13,7 @@ from . import arrays, coco, files, grouped, imagefolder, joined, listing, trees
 from .archived import FOLDERS, find_archives
 from .base import Listings, Plain, Source, SourceRequest
 from .detect import detect, detect_by_url
+from .store_folder import folder_in_store
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,11 @@ def reopen(request: SourceRequest, kind: str, split: str, described: Plain, piec
     """
     open_piece = KINDS[kind].reopen
     assert open_piece is not None  # by check_pieces
-    plain = detect_kind(replace(request, kind=kind, joins=Joins()))
+    request = replace(request, kind=kind, joins=Joins())
+    if kind in FOLDERS and request.location.remote and not described.get("archives"):
+        plain = replace(request, files=folder_in_store(request))  # nothing is listed
+    else:
+        plain = detect_kind(request)
     if "joined" in piece:
         source: Source = joined.reopen(described, piece, functools.partial(open_piece, plain))
     else:

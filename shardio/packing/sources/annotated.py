@@ -18,10 +18,10 @@ from ...formats.sample import MAX_HEAD, Sample, pack
 from ...images.decode import upright_size
 from ...names import key_text
 from ...units import show_count
+from .archived import root_of
 from .base import ReadFile, Rejected, SourceFolder, SourceRequest, Walked
 from .boxes import Row, parse_voc, parse_yolo, yolo_boxes, yolo_names
 from .image_names import ImageNames
-from .store_folder import root_of
 from .tables import Column
 
 _NAMES = (b"classes.txt", b"obj.names", b"data.yaml", b"data.yml")  # files of names of classes

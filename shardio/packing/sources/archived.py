@@ -10,15 +10,20 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from ...errors import DamageError, OptionError, SourceError, StorageError, printable
 from ...formats import claims
 from ...formats.foreign.webdataset import INTS, split_name
-from ...names import key_text
+from ...names import key_bytes, key_text
+from ...storage.base import Location
+from ...storage.location import locate
+from ...storage.remote import RemoteLocation
 from ...units import show_count
-from .archives.extent import extent_of
+from .archives.extent import Extent, extent_in, extent_of
 from .archives.folder import ArchiveFolder, open_archive, open_folder_of_archives
 from .archives.inflate import Inflating
 from .archives.tree import is_plain_tar, look_into
@@ -33,16 +38,15 @@ from .files import (
     not_images,
     without_suffix,
 )
+from .store_folder import StoreFolder
+from .store_reader import StoredObject, look_at
 from .trees import are_asked
 
-FOLDERS = (
-    "imagefolder",
-    "files",
-    "trees",
-    "arrays",
-)  # kinds of sources whose files are found by walking
+_Archive = bytes | StoredObject
+FOLDERS = ("imagefolder", "files", "trees", "arrays")  # kinds whose files are found by walking
 _LOOKED = 3  # folders that are looked into for archives
 _MEMBERS = 10_000  # of a tar, that are looked at; all, where they are no images
+_MEMBERS_FAR = 250  # of one in a store, or `_MEMBERS`: what lies between them is read, too
 _SHOWN = 10  # names in a message
 _DIGITS = re.compile(rb"(\d+)\Z")
 
@@ -54,14 +58,14 @@ def find_archives(request: SourceRequest) -> SourceRequest | None:
     """
     if request.kind is not None and request.kind not in FOLDERS:
         return None
-    path = request.path.rstrip(b"/") or b"/"
-    if os.path.isdir(path):  # a zip may be one of several files of a record
-        return None if request.kind in ("files", "arrays") else _in_folder(request)
-    through = split_path(path)
+    path, location = request.path.rstrip(b"/") or b"/", request.location
+    if not location.remote and os.path.isdir(path):
+        return find_in_folder(request, folder_of(request))
+    through = _through(path, location)
     if through is None:
         return None
     archive, inner = through
-    if not inner and _may_be_grouped(request) and _is_grouped([archive], request):
+    if not inner and _may_be_grouped(request) and _is_grouped([archive], extent_of, request):
         return None
     whole, inner = open_archive(archive, _inflating(request), inner, ignore=request.ignore)
     if not inner:
@@ -76,6 +80,18 @@ def find_archives(request: SourceRequest) -> SourceRequest | None:
             f"{printable(os.path.basename(whole.path))}{some_folders(whole)}"
         )
     return replace(request, files=folder)
+
+
+def root_of(request: SourceRequest) -> SourceFolder:
+    """Return the folder that the paths in a listing refer to. Raises OptionError."""
+    if request.root is None:
+        root = os.path.dirname(os.path.abspath(request.path))
+    else:
+        root = os.fsencode(request.root)
+    if (found := root_in_archive(root, request)) is not None:
+        return found
+    location = locate(os.fsdecode(root), request.storage)
+    return StoreFolder(location) if isinstance(location, RemoteLocation) else DiskFolder(root)
 
 
 def root_in_archive(root: bytes, request: SourceRequest) -> ArchiveFolder | None:
@@ -93,7 +109,7 @@ def root_in_archive(root: bytes, request: SourceRequest) -> ArchiveFolder | None
         if folders or not names or not all(map(is_archive, names)):
             return None
         return open_folder_of_archives(folder, _inflating(request))
-    through = split_path(root)
+    through = _through(root, locate(os.fsdecode(root), request.storage))
     if through is None:
         return None
     whole, inner = open_archive(through[0], _inflating(request), through[1])
@@ -104,8 +120,15 @@ def _inflating(request: SourceRequest) -> Inflating:
     return Inflating(request.work_dir, request.progress, request.tell)
 
 
-def split_path(path: bytes) -> tuple[bytes, bytes] | None:
+def _through(path: bytes, location: Location) -> tuple[_Archive, bytes] | None:
     """Return the archive that a path is, or leads through, and the path in it; None where none."""
+    if isinstance(location, RemoteLocation):
+        return _split_url(location)
+    return None if os.path.isdir(path) else split_path(path)
+
+
+def split_path(path: bytes) -> tuple[bytes, bytes] | None:
+    """Return what `_through` does, of a path of this machine."""
     inner: list[bytes] = []
     path = path.rstrip(b"/")
     while path and not os.path.lexists(path):
@@ -115,11 +138,30 @@ def split_path(path: bytes) -> tuple[bytes, bytes] | None:
     return (path, b"/".join(inner)) if os.path.isfile(path) and is_archive(path) else None
 
 
-def _in_folder(request: SourceRequest) -> SourceRequest | None:
+def _split_url(location: RemoteLocation) -> tuple[StoredObject, bytes] | None:
+    """Return what `_through` does, of a URL: the first object on the way by such a name."""
+    ways: list[tuple[RemoteLocation, str, str]] = []
+    inner: list[str] = []
+    while True:
+        location, name = location.above()
+        if not name:
+            break
+        if is_archive(key_bytes(name)):
+            ways.insert(0, (location, name, "/".join(inner)))
+        inner.insert(0, name)
+    for above, name, below in ways:
+        with contextlib.suppress(FileNotFoundError):
+            return look_at(above, name), key_bytes(below)
+    if ways and location.store.scheme in ("http", "https"):
+        where = ways[0][0].store.show(ways[0][1])
+        raise SourceError(f"{where}: the server has no such file. Check the URL")
+    return None
+
+
+def find_in_folder(request: SourceRequest, folder: SourceFolder) -> SourceRequest | None:
     """Return the request with the folder that the archives in a folder are; None without such."""
-    folder = folder_of(request)
-    if not isinstance(folder, DiskFolder):
-        return None
+    if not isinstance(folder, (DiskFolder, StoreFolder)) or request.kind in ("files", "arrays"):
+        return None  # a zip may be one of several files of a record
     folders, files, *_ = folder.top()
     names = list(files)
     for inner in sorted(folders)[:_LOOKED]:
@@ -131,8 +173,7 @@ def _in_folder(request: SourceRequest) -> SourceRequest | None:
         return None  # those beside images are problems
     if claims(map(key_text, names)).keys() - {"webdataset"}:
         return None  # which format is meant, is asked
-    paths = [os.path.join(request.path, name) for name in archives]
-    if _may_be_grouped(request) and _is_grouped(paths, request):
+    if _may_be_grouped(request) and _is_grouped(archives, partial(extent_in, folder), request):
         return None
     found = open_folder_of_archives(folder, _inflating(request))
     return replace(request, files=found if request.splits else found.unwrapped())
@@ -143,12 +184,16 @@ def _may_be_grouped(request: SourceRequest) -> bool:
     return request.kind is None and not are_asked(request)
 
 
-def _is_grouped(paths: Sequence[bytes], request: SourceRequest) -> bool:
+def _is_grouped(
+    archives: Sequence[Any], extent: Callable[[Any], Extent], request: SourceRequest
+) -> bool:
     """Tell whether tars are WebDataset's, by the first members of the first one.
 
-    Raises OptionError where they might be both.
+    extent: makes one of an archive. Raises OptionError where they might be both.
     """
-    members = _first_members(paths[0], request) if all(map(is_plain_tar, paths)) else set()
+    paths = [key_bytes(one.name) if isinstance(one, StoredObject) else one for one in archives]
+    tars = all(map(is_plain_tar, paths))
+    members = _first_members(extent(archives[0]), request) if tars else set()
     if not members:
         return False
     images = {key for key, ending in members if not not_images([b"." + ending])}
@@ -179,12 +224,19 @@ def _is_grouped(paths: Sequence[bytes], request: SourceRequest) -> bool:
     return half
 
 
-def _first_members(path: bytes, request: SourceRequest) -> set[tuple[bytes, bytes]]:
+def _first_members(extent: Extent, request: SourceRequest) -> set[tuple[bytes, bytes]]:
     """Return keys and endings of the first members of a tar; none if archives are among them."""
-    extent = extent_of(path)
+    far = isinstance(extent.location, StoredObject)
+    most = (_MEMBERS_FAR, _MEMBERS) if far else (_MEMBERS, None)
+
+    def are_enough(paths: list[bytes]) -> bool:
+        """Tell whether no images would come later; nor other folders, which would be classes."""
+        others = len(not_images(paths))
+        folders = {path.partition(b"/")[0] for path in paths if b"/" in path}
+        return others < len(paths) and not (far and others and len(folders) == 1)
+
     try:
-        # Where there are no images among them, they may come later.
-        paths = look_into(extent, _MEMBERS, lambda some: len(not_images(some)) < len(some))
+        paths = look_into(extent, most, are_enough)
     except (DamageError, SourceError, StorageError):
         return set()  # whoever reads it as a folder says so
     ignores = is_ignored if request.ignore else ignores_nothing

@@ -80,6 +80,7 @@ class SourceFolder(Protocol):
 
     path: bytes  # absolute, or a URL without secrets: for messages
     ignores: Callable[[bytes], bool]  # by its name, that a file or folder is none of the data
+    in_archives: bool  # its files are members of archives
 
     def top(self) -> Top:
         """Return the names in it. Raises SourceError, StorageError."""

@@ -36,7 +36,7 @@ import numpy as np
 from ...errors import OptionError, SourceError, printable
 from ...formats.sample import MAX_HEAD, Sample, pack, unpack
 from ...names import KEY, key_bytes, key_text
-from .archived import root_in_archive, some_folders, split_path
+from .archived import root_in_archive, root_of, some_folders, split_path
 from .base import (
     Ints,
     Listing,
@@ -61,7 +61,6 @@ from .files import (
     twins,
 )
 from .plain_file import plain_file
-from .store_folder import root_of
 
 _NUMBERS = ("image_id", "width", "height")
 _FIELDS = {"image": "image", **dict.fromkeys(_NUMBERS, "int"), "annotations": "json"}

@@ -16,7 +16,7 @@ from ...storage.location import locate
 from ...storage.lock import JOURNAL
 from ...storage.remote import RemoteLocation
 from ...units import show_count
-from .archived import find_archives, split_path
+from .archived import find_archives, find_in_folder, split_path
 from .archives.folder import ArchiveFolder
 from .arrays import is_array_file, refuse_file
 from .arrays import lies_there as lies_in_arrays
@@ -42,6 +42,8 @@ def detect(request: SourceRequest) -> SourceRequest:
 
 def detect_by_url(request: SourceRequest) -> SourceRequest:
     """Return a request for an object store with its kind. Raises OptionError, SourceError."""
+    if (archived := find_archives(request)) is not None:
+        return archived if request.kind else _folder(archived)
     kind, location = request.kind, request.location
     if kind is None and (location.exists(MANIFEST) or location.exists(SPLITS)):
         kind = "dataset"
@@ -57,13 +59,18 @@ def detect_by_url(request: SourceRequest) -> SourceRequest:
     claimed = next(iter(claims([name])), None) if kind is None else kind
     if claimed in FOREIGN and claimed != "imagefolder" and (kind is not None or above.exists(name)):
         return replace(request, kind=claimed)
-    found = replace(request, files=folder_in_store(request))
+    folder = folder_in_store(request)
+    found = replace(request, files=folder)
+    try:
+        folders, files, *_ = folder.top()
+    except OptionError as error:  # it cannot be listed
+        if kind is not None:
+            raise
+        raise OptionError(f"{error}. For a dataset, there is no {MANIFEST}") from None
+    if (archived := find_in_folder(found, folder)) is not None:
+        return archived if kind else _folder(archived)
     if kind is not None:
         return found
-    try:
-        folders, files, *_ = folder_of(found).top()
-    except OptionError as error:  # it cannot be listed
-        raise OptionError(f"{error}. For a dataset, there is no {MANIFEST}") from None
     if not folders and not files:
         if name in (MANIFEST, SPLITS) or name.endswith(".shard"):
             load(location)  # names the folder

@@ -28,6 +28,7 @@ from ...names import key_bytes, key_text
 from ...units import show_count
 from .base import (
     Listing,
+    Plain,
     Problem,
     Read,
     ReadFile,
@@ -73,6 +74,10 @@ class FileSource(Source):
         with self._root.opened() as read:
             yield functools.partial(self._read, read)
 
+    def describe(self) -> Plain:
+        """Say whether the folder is one in archives, which are then listed to open it again."""
+        return {"archives": True} if self._root.in_archives else {}
+
     def will_need(self, place: int) -> None:
         """Announce the files of a record."""
         for path, size in self._files(place):
@@ -112,6 +117,8 @@ def note_ignored(names: Iterable[bytes]) -> list[str]:
 
 class DiskFolder:
     """A folder of this machine. ignores: by its name, that a file or folder is none of the data."""
+
+    in_archives = False
 
     def __init__(self, path: bytes, ignores: Callable[[bytes], bool] = is_ignored) -> None:
         self.path, self.ignores = os.path.abspath(path), ignores

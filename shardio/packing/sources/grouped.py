@@ -74,7 +74,7 @@ class Members(FileSource):
 
     def describe(self) -> Plain:
         """Return the endings, and the fields that they are."""
-        return {"endings": self._records.endings, "names": self._names}
+        return super().describe() | {"endings": self._records.endings, "names": self._names}
 
     def piece(self, places: Ints) -> Plain:
         """Return the files of each record."""

@@ -30,6 +30,8 @@ class Listed:
 class ListedFolder:
     """A folder in what is listed; where it is read from, a class of it says."""
 
+    in_archives = False
+
     def __init__(
         self, path: bytes, inner: bytes, ignores: Callable[[bytes], bool] = is_ignored
     ) -> None:

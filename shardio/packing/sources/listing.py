@@ -27,7 +27,7 @@ import numpy as np
 from ...errors import OptionError, SourceError, printable, there_are
 from ...formats.sample import Sample
 from ...names import KEY
-from .archived import some_folders
+from .archived import root_of, some_folders
 from .base import (
     Ints,
     Listing,
@@ -52,7 +52,6 @@ from .files import (
     twins,
 )
 from .plain_file import plain_file
-from .store_folder import root_of
 from .tables import Column, Table, ending, holds_bytes, pieces
 from .tables import read as read_table
 

@@ -12,35 +12,22 @@ Who reads announces what comes next (`will_need`), so that many requests are und
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from ...errors import DamageError, StorageError
+from ...errors import StorageError
 from ...names import key_bytes, key_text
-from ...storage import ranges
-from ...storage.client import Reply, Request, RequestError
-from ...storage.listing import PAGE, plain_tag
-from ...storage.listing import Listed as Object
-from ...storage.location import locate
-from ...storage.ranges import Range, Released
+from ...storage.client import RequestError
+from ...storage.listing import PAGE
+from ...storage.ranges import Range
 from ...storage.remote import RemoteLocation
-from ...storage.remote_file import RANGE, read, wait
-from .archived import root_in_archive
-from .base import ReadFile, Seen, SourceFolder, SourceRequest
-from .files import (
-    MISSING,
-    DiskFolder,
-    changed,
-    ignores_nothing,
-    is_ignored,
-    unfit_size,
-)
+from .base import ReadFile, Seen, SourceRequest
+from .files import MISSING, ignores_nothing, is_ignored, unfit_size
 from .listed_folder import Listed, ListedFolder
+from .store_reader import AheadReader, StoredObject, stamp_of, stamp_of_reply
 
 _LOOKED_AHEAD = 256  # objects that are looked at, at once, where they are not listed
 # Objects for each path of a listing up to which a bucket is listed to look at them: a request lists
@@ -77,7 +64,7 @@ class _Objects:
                     return None
                 keys.append(key_bytes(one.path))
                 sizes.append(one.size)
-                stamps.append(_stamp(one))
+                stamps.append(stamp_of(one))
             order = sorted(range(len(keys)), key=keys.__getitem__)
             columns = [np.array(column, np.int64)[order] for column in (sizes, stamps)]
             self._found = Listed([keys[i] for i in order], columns[0], columns[1])
@@ -98,7 +85,7 @@ class StoreFolder(ListedFolder):
         super().__init__(key_bytes(location.url), inner, ignores)
         self._location = location
         self._objects = _Objects(location) if objects is None else objects
-        self._announced: dict[bytes, deque[list[Range]]] = {}  # by path
+        self._reader = AheadReader(location.store)
 
     @property
     def listed(self) -> Listed:
@@ -123,14 +110,29 @@ class StoreFolder(ListedFolder):
         try:
             yield self._read
         finally:
-            for of_one_path in self._announced.values():
-                for asked in of_one_path:
-                    _let_go(asked)
-            self._announced.clear()
+            self._reader.let_go()
 
     def will_need(self, path: bytes, size: int) -> None:
         """Ask for an object."""
-        self._announced.setdefault(path, deque()).append(self._ask(path, size))
+        self._reader.will_need(self._name(path), 0, size)
+
+    @property
+    def reached(self) -> str:
+        """Return how its store is reached, with secrets: to compare, and never shown."""
+        return self._location.store.reached
+
+    def object_at(self, path: bytes) -> StoredObject:
+        """Return an object of it, as it was listed."""
+        (seen,) = super().look([path])
+        return StoredObject(self._location, self._name(path), seen.size, seen.mtime)
+
+    def _name(self, path: bytes) -> str:
+        return key_text(self.full(path) or b"")
+
+    def _read(self, path: bytes, size: int, stamp: int) -> bytes:
+        """Return the bytes of a listed object. Raises SourceChangedError, StorageError."""
+        name = self._name(path)
+        return self._reader.read(name, 0, size, shown=path, size=size, stamp=stamp)
 
     def _is_listed_for(self, paths: int) -> bool:
         """List what so many paths are looked up in; False where that may not, or need not, be."""
@@ -158,76 +160,20 @@ class StoreFolder(ListedFolder):
             if one is None:
                 return Seen(0, 0, self.outside)
             try:
-                found = self._wait(one)
+                found = self._reader.wait(one)
             except FileNotFoundError:
                 return Seen(0, 0, MISSING)
             finally:
                 one.release()
-            seen = Object("", found.size, 0, plain_tag(found.tag))
-            return Seen(found.size, _stamp(seen), unfit_size(found.size))
+            return Seen(found.size, stamp_of_reply(found), unfit_size(found.size))
 
         for path in paths:
-            asked.append(None if self.full(path) is None else self._ask(path, 0)[0])
+            known = self.full(path) is not None
+            asked.append(self._reader.ask(self._name(path), 0, 0)[0] if known else None)
             if len(asked) == _LOOKED_AHEAD:
                 yield settle()
         while asked:
             yield settle()
-
-    def _ask(self, path: bytes, size: int) -> list[Range]:
-        store, where = self._location.store, key_text(self.full(path) or b"")
-        asked = [
-            Request(store, where, at, min(RANGE, size - at)) for at in range(0, size, RANGE)
-        ] or [Request(store, where, what="head")]
-        return [ranges.ranges().announce(one) for one in asked]
-
-    def _read(self, path: bytes, size: int, stamp: int) -> bytes:
-        """Return the bytes of a listed object. Raises SourceChangedError, StorageError."""
-        announced = self._announced.get(path)
-        asked = announced.popleft() if announced else self._ask(path, size)
-        if not announced:
-            self._announced.pop(path, None)
-        try:
-            replies = [self._wait(one) for one in asked]
-        except FileNotFoundError:
-            raise changed(path, "it is gone") from None
-        except DamageError:
-            raise changed(path, "it is shorter") from None
-        finally:
-            _let_go(asked)
-        for reply in replies:
-            tag = "" if self._location.store.scheme == "hf" else plain_tag(reply.tag)
-            other = tag and stamp & 1 and _stamp(Object("", 0, 0, tag)) != stamp
-            if reply.size != size or other:
-                what = "size" if reply.size != size else "ETag"
-                raise changed(path, f"its {what} is another")
-        if len(replies) == 1:
-            return bytes(replies[0].data)
-        return b"".join(reply.data for reply in replies)
-
-    @staticmethod
-    def _wait(one: Range) -> Reply:
-        """Wait for an answer, also where it was let go of. Raises FileNotFoundError and others."""
-        try:
-            return wait(one)
-        except Released:
-            return read(one.request)
-
-
-def _let_go(asked: Iterable[Range]) -> None:
-    """Let go of ranges, read or not."""
-    for one in asked:
-        one.release()
-
-
-def _stamp(one: Object) -> int:
-    """Return a number that changes with the content of an object: odd if it is of its ETag.
-
-    Without one, the time is taken; and of other stores than the Hub, answers have the same ETag.
-    """
-    if not one.tag:
-        return one.mtime_ns & ~1
-    digest = hashlib.blake2b(one.tag.encode("utf-8", "surrogateescape"), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True) | 1
 
 
 def folder_in_store(request: SourceRequest) -> StoreFolder:
@@ -235,15 +181,3 @@ def folder_in_store(request: SourceRequest) -> StoreFolder:
     location = request.location
     assert isinstance(location, RemoteLocation)
     return StoreFolder(location, ignores=is_ignored if request.ignore else ignores_nothing)
-
-
-def root_of(request: SourceRequest) -> SourceFolder:
-    """Return the folder that the paths in a listing refer to. Raises OptionError."""
-    if request.root is None:
-        root = os.path.dirname(os.path.abspath(request.path))
-    else:
-        location = locate(request.root, request.storage)
-        if isinstance(location, RemoteLocation):
-            return StoreFolder(location)
-        root = os.fsencode(request.root)
-    return root_in_archive(root, request) or DiskFolder(root)

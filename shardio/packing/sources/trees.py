@@ -109,7 +109,8 @@ class Trees(FileSource):
 
     def describe(self) -> Plain:
         """Return name, pattern and kind of each tree."""
-        return {"trees": [[tree.name, tree.pattern.text, tree.kind] for tree in self._trees]}
+        trees = [[tree.name, tree.pattern.text, tree.kind] for tree in self._trees]
+        return super().describe() | {"trees": trees}
 
     def piece(self, places: Ints) -> Plain:
         """Return the files of each tree."""

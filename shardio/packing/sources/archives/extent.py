@@ -10,7 +10,9 @@ from ....errors import printable
 from ....formats.foreign.tar import Readable
 from ....names import key_text
 from ....storage.local import LocalDirectory
-from ..files import mtime
+from ..files import DiskFolder, mtime
+from ..store_folder import StoreFolder
+from ..store_reader import StoredObject
 
 
 class Bytes(Readable, Protocol):
@@ -19,6 +21,9 @@ class Bytes(Readable, Protocol):
     @property
     def descriptor(self) -> int:
         """Return the system's descriptor; -1 where there is none."""
+
+    def will_need(self, start: int, length: int) -> None:
+        """Announce a range that will be read soon."""
 
     def scattered(self) -> None:
         """Say that reads will be in no order."""
@@ -66,8 +71,10 @@ class Part:
         return self._file.read(self._start + start, length)
 
 
-def extent_of(path: bytes) -> Extent:
-    """Return the archive at a path. Raises OSError."""
+def extent_of(path: bytes | StoredObject) -> Extent:
+    """Return the archive at a path, or that an object of a store is. Raises OSError."""
+    if isinstance(path, StoredObject):
+        return Extent(path, path.name, path.size, path.stamp, path.shown)
     folder, name = os.path.split(os.path.abspath(path))
     status = os.stat(path)
     return Extent(
@@ -79,3 +86,10 @@ def extent_of(path: bytes) -> Extent:
         file_size=status.st_size,
         file_stamp=mtime(status),
     )
+
+
+def extent_in(folder: DiskFolder | StoreFolder, path: bytes) -> Extent:
+    """Return the archive at a path in a folder. Raises OSError."""
+    if isinstance(folder, StoreFolder):
+        return extent_of(folder.object_at(path))
+    return extent_of(folder.path + b"/" + path)

@@ -11,9 +11,10 @@ from typing import Any
 
 from ....errors import DamageError, SourceError, printable
 from ....names import key_bytes
-from ..base import ReadFile, Rejected, SourceFolder, Walked
+from ..base import ReadFile, Rejected, Walked
 from ..files import (
     MISSING,
+    DiskFolder,
     changed,
     ignores_nothing,
     is_archive,
@@ -22,11 +23,13 @@ from ..files import (
     not_images,
 )
 from ..listed_folder import Listed, ListedFolder
+from ..store_folder import StoreFolder
+from ..store_reader import StoredObject
 from .extent import Bytes, Extent, Part, extent_of
 from .inflate import Inflating, is_there
 from .member_table import DEFLATED, PLAIN
 from .tree import Tree, member, tree_of_archive, tree_of_folder
-from .zip_members import read_member
+from .zip_members import member_range, read_member
 
 _MOST_OPEN = 64  # archives of a source, in a process
 _Files = dict[tuple[int, str], tuple[Bytes, Extent]]  # by place and name
@@ -34,6 +37,8 @@ _Files = dict[tuple[int, str], tuple[Bytes, Extent]]  # by place and name
 
 class ArchiveFolder(ListedFolder):
     """A folder in one archive, or in several that are one folder together."""
+
+    in_archives = True
 
     def __init__(
         self,
@@ -46,6 +51,7 @@ class ArchiveFolder(ListedFolder):
         """path: of the archive, or of the folder of archives. said: notes on how it was found."""
         super().__init__(path, inner, ignores)
         self._root, self._tree, self._said = path, tree, said
+        self._files: _Files = {}  # that are open
 
     @property
     def listed(self) -> Listed:
@@ -77,14 +83,28 @@ class ArchiveFolder(ListedFolder):
 
         Each must be the one that was listed when it is opened, and still after all was read.
         """
-        files: _Files = {}
+        files = self._files
         try:
-            yield lambda path, size, stamp: self._read(files, path, size, stamp)
+            yield self._read
             for file, extent in files.values():
                 _check_same(file, extent)
         finally:
             for file, _ in files.values():
                 file.close()
+            files.clear()
+
+    def will_need(self, path: bytes, size: int) -> None:
+        """Ask for a member of an archive in a store."""
+        row = self._row(path)
+        if row is None or not size:  # reading it says so
+            return
+        tree = self._tree
+        extent, start = tree.extents[tree.which[row]], int(tree.starts[row])
+        if isinstance(extent.location, StoredObject):
+            if tree.ways[row] != PLAIN:
+                packed = int(tree.packed[row])
+                start, size = member_range(tree.paths[row], start, packed, extent.size)
+            self._opened(extent, path).will_need(extent.start + start, size)
 
     def unwrapped(self) -> ArchiveFolder:
         """Return the folder that it wraps, if any does: alone on top, and no image in it.
@@ -111,28 +131,33 @@ class ArchiveFolder(ListedFolder):
 
         Raises SourceError, DamageError, StorageError.
         """
-        tree, full = self._tree, self._inner + path
-        row = bisect_left(tree.paths, full)
-        if row == len(tree.paths) or tree.paths[row] != full:
+        tree, row = self._tree, self._row(path)
+        if row is None:
+            full = self._inner + path
             raise SourceError(f"{printable(full)}: {dict(tree.problems).get(full, MISSING)}")
         extent, way = tree.extents[tree.which[row]], tree.ways[row]
         with contextlib.closing(extent.location.open(extent.name)) as file:
             found = member(tree, row, extent, Part(file, extent))
         return found, way == DEFLATED, None if way == PLAIN else int(tree.checksums[row])
 
-    def _read(self, files: _Files, path: bytes, size: int, stamp: int) -> bytes:
-        """Return the bytes of a listed member. Raises Rejected, SourceChangedError."""
-        tree, full = self._tree, self._inner + path
-        row = bisect_left(tree.paths, full)
-        if row == len(tree.paths) or tree.paths[row] != full:
+    def _row(self, path: bytes) -> int | None:
+        """Return where a member is listed; None: nowhere."""
+        paths, full = self._tree.paths, self._inner + path
+        row = bisect_left(paths, full)
+        if row == len(paths) or paths[row] != full:
             full = self.full(path) or b""  # of a listing, with `.` or `//` in it
-            row = bisect_left(tree.paths, full)
-        if row == len(tree.paths) or tree.paths[row] != full:
+            row = bisect_left(paths, full)
+        return None if row == len(paths) or paths[row] != full else row
+
+    def _read(self, path: bytes, size: int, stamp: int) -> bytes:
+        """Return the bytes of a listed member. Raises Rejected, SourceChangedError."""
+        tree, row = self._tree, self._row(path)
+        if row is None:
             raise changed(path, "it is gone from the archive")
-        extent = tree.extents[tree.which[row]]
+        full, extent = tree.paths[row], tree.extents[tree.which[row]]
         if tree.sizes[row] != size or extent.stamp != stamp:
             raise changed(path, "its archive is another")
-        file = self._opened(files, extent, path)
+        file = self._opened(extent, path)
         start = int(tree.starts[row])
         try:
             if tree.ways[row] == PLAIN:
@@ -143,16 +168,16 @@ class ArchiveFolder(ListedFolder):
             _check_same(file, extent)
             raise Rejected(f"cannot be read from {extent.shown}: {error}") from None
 
-    @staticmethod
-    def _opened(files: _Files, extent: Extent, path: bytes) -> Bytes:
+    def _opened(self, extent: Extent, path: bytes) -> Bytes:
         """Return the file of an extent, which must be the one that was listed."""
-        key = id(extent.location), extent.name
+        files, key = self._files, (id(extent.location), extent.name)
         if key in files:
             return files[key][0]
-        if len(files) == _MOST_OPEN:
-            first = next(iter(files))
-            _check_same(*files[first])
-            files.pop(first)[0].close()
+        if len(files) >= _MOST_OPEN:  # but those of a store have members under way
+            first = next((one for one, (file, _) in files.items() if file.descriptor >= 0), None)
+            if first is not None:
+                _check_same(*files[first])
+                files.pop(first)[0].close()
         try:
             file: Bytes = extent.location.open(extent.name)
         except FileNotFoundError:
@@ -177,7 +202,7 @@ _KNOWN: dict[tuple[Any, ...], tuple[Tree, bytes]] = {}
 
 
 def open_archive(
-    path: bytes, inflating: Inflating, inner: bytes = b"", *, ignore: bool = True
+    path: bytes | StoredObject, inflating: Inflating, inner: bytes = b"", *, ignore: bool = True
 ) -> tuple[ArchiveFolder, bytes]:
     """Return the folder that an archive is, and a path in it.
 
@@ -186,28 +211,34 @@ def open_archive(
     Raises SourceError, OptionError, StorageError.
     """
     ignores = is_ignored if ignore else ignores_nothing
+    if isinstance(path, StoredObject):
+        whole, reached = key_bytes(path.shown), path.location.store.reached
+    else:
+        whole, reached = os.path.abspath(path), ""
     try:
         extent = extent_of(path)
     except OSError as error:
-        raise SourceError(f"{printable(path)}: cannot be opened: {error.strerror}") from None
-    whole = os.path.abspath(path)
+        raise SourceError(f"{printable(whole)}: cannot be opened: {error.strerror}") from None
     names = inner.split(b"/")
     while names and not is_archive(names[-1]):
         names.pop()
     through = b"/".join(names)
-    key = whole, through, extent.size, extent.stamp, ignores, inflating.directory
+    key = whole, through, extent.size, extent.stamp, ignores, inflating.directory, reached
     tree, left = _known(key, lambda: tree_of_archive(extent, ignores, inflating, through))
-    path = os.path.join(whole, through.removesuffix(left)).rstrip(b"/")
-    folder = ArchiveFolder(path, tree, b"", ignores)
+    root = os.path.join(whole, through.removesuffix(left)).rstrip(b"/")
+    folder = ArchiveFolder(root, tree, b"", ignores)
     return folder, (left + inner[len(through) :]).strip(b"/")
 
 
-def open_folder_of_archives(folder: SourceFolder, inflating: Inflating) -> ArchiveFolder:
+def open_folder_of_archives(
+    folder: DiskFolder | StoreFolder, inflating: Inflating
+) -> ArchiveFolder:
     """Return the folder that the archives in a folder are. Raises as `open_archive`."""
     walked = folder.walk()
     seal = hashlib.sha256(b"\0".join(walked.keys))
     seal.update(walked.sizes.tobytes() + walked.mtimes.tobytes())
-    key = folder.path, seal.digest(), folder.ignores, inflating.directory
+    reached = folder.reached if isinstance(folder, StoreFolder) else ""
+    key = folder.path, seal.digest(), folder.ignores, inflating.directory, reached
     tree, _ = _known(key, lambda: (tree_of_folder(folder, walked, inflating), b""))
     return ArchiveFolder(folder.path, tree, b"", folder.ignores)
 

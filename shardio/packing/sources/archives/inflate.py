@@ -304,6 +304,9 @@ class _Streamed:
             self._held, self._at = self._held[kept:] + piece, self._at + kept
         return self._held[start - self._at : start - self._at + length]
 
+    def will_need(self, start: int, length: int) -> None:
+        """Do nothing."""
+
     def scattered(self) -> None:
         """Do nothing."""
 

@@ -12,7 +12,7 @@ import contextlib
 import posixpath
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +21,12 @@ import numpy as np
 from ....errors import DamageError, OptionError, SourceError, printable
 from ....formats.foreign.tar import BLOCK, is_sealed
 from ....units import show_count
-from ..base import Problem, SourceFolder, Walked
-from ..files import is_archive, without_suffix
+from ..base import Problem, Walked
+from ..files import DiskFolder, is_archive, without_suffix
 from ..listed_folder import Listed
-from .extent import Extent, Part, extent_of
+from ..store_folder import StoreFolder
+from ..store_reader import refuse_page
+from .extent import Bytes, Extent, Part, extent_in
 from .inflate import Inflating, compression_of
 from .member_table import DEFLATED, PLAIN, MemberTable
 from .tar_members import list_tar
@@ -50,17 +52,19 @@ class Tree(Listed):
 _BEGUN: dict[tuple[str, int, int], MemberTable] = {}
 
 
-def look_into(extent: Extent, most: int, enough: Callable[[list[bytes]], bool]) -> list[bytes]:
-    """Return the paths of the first members of a tar; of all, if so many are not enough.
+def look_into(
+    extent: Extent, most: tuple[int, int | None], enough: Callable[[list[bytes]], bool]
+) -> list[bytes]:
+    """Return the paths of the first members of a tar; of more, or all, if these are not enough.
 
-    Raises DamageError, SourceError, StorageError.
+    most: members, first and then. Raises DamageError, SourceError, StorageError.
     """
     with contextlib.closing(extent.location.open(extent.name)) as file:
         part = Part(file, extent)
-        table = list_tar(part, extent.shown, most)
+        table = list_tar(part, extent.shown, most[0])
         _BEGUN.clear()
         if not enough(table.paths):
-            return list_tar(part, extent.shown, table=table).paths
+            return list_tar(part, extent.shown, most[1], table).paths
     _BEGUN[extent.shown, extent.size, extent.stamp] = table
     return table.paths
 
@@ -95,7 +99,7 @@ def tree_of_archive(
     return builder.finish(extent.shown), rest
 
 
-def tree_of_folder(folder: SourceFolder, walked: Walked, inflating: Inflating) -> Tree:
+def tree_of_folder(folder: DiskFolder | StoreFolder, walked: Walked, inflating: Inflating) -> Tree:
     """Return what is in the archives that lie in a folder, and below it. Raises as one does.
 
     walked: all files below the folder
@@ -105,7 +109,7 @@ def tree_of_folder(folder: SourceFolder, walked: Walked, inflating: Inflating) -
     others = [path for path in walked.keys if not is_archive(path)]
     shown = printable(folder.path)
     for above, archives in builder.grouped(paths, others, shown).items():
-        extents = [extent_of(folder.path + b"/" + path) for path in archives]
+        extents = [extent_in(folder, path) for path in archives]
         builder.add_side_by_side(extents, archives, above, shown)
     for path in others:
         builder.problems.append((path, "lies beside archives, in no one of them"))
@@ -117,10 +121,12 @@ class _Builder:
     """Gathers the members of archives under their paths in one folder."""
 
     def __init__(
-        self, ignores: Callable[[bytes], bool], inflating: Inflating, deep: int = 0
+        self, ignores: Callable[[bytes], bool], inflating: Inflating, around: _Builder | None = None
     ) -> None:
-        """deep: archives that lie around these."""
-        self._ignores, self._inflating, self._deep = ignores, inflating, deep
+        """around: of the archive that these lie in."""
+        self._ignores, self._inflating = ignores, inflating
+        self._deep: int = around._deep + 1 if around else 0
+        self._files: dict[tuple[int, str], Bytes] = around._files if around else {}  # that are open
         self._extents: list[Extent] = []
         self._tables: list[tuple[MemberTable, Sequence[int], bytes]] = []
         self._folders: set[bytes] = set()
@@ -135,15 +141,29 @@ class _Builder:
         """
         if self._deep > _DEEP:
             raise SourceError(f"{extent.shown}: lies in {_DEEP} archives, one within the other")
-        file = extent.location.open(extent.name)
-        try:
+        with self._opened(extent) as file:
             part = Part(file, extent)
             kind = compression_of(part.read(0, min(BLOCK, part.size)))
             if kind is None:
                 return self._add(_members(part, extent), extent, part, inner)
-        finally:
-            file.close()
         return self.add_archive(self._inflating.inflate(extent, kind), inner)
+
+    @contextlib.contextmanager
+    def _opened(self, extent: Extent) -> Iterator[Bytes]:
+        """Give the file of an archive: the one that is open for an archive around it, or its own.
+
+        So one that is read ahead goes on from archive to archive.
+        """
+        key = id(extent.location), extent.name
+        if key in self._files:
+            yield self._files[key]
+            return
+        with contextlib.closing(extent.location.open(extent.name)) as file:
+            self._files[key] = file
+            try:
+                yield file
+            finally:
+                del self._files[key]
 
     def add_side_by_side(
         self, extents: Sequence[Extent], paths: Sequence[bytes], above: bytes, shown: str
@@ -152,7 +172,7 @@ class _Builder:
         flat: list[bytes] = []
         deep: list[bytes] = []
         for extent, path in zip(extents, paths, strict=True):
-            inner = _Builder(self._ignores, self._inflating, self._deep + 1)
+            inner = _Builder(self._ignores, self._inflating, self)
             inner.add_archive(extent)
             is_class = inner._is_class()
             (flat if is_class else deep).append(path)
@@ -335,6 +355,7 @@ class _Builder:
 def _members(part: Part, extent: Extent) -> MemberTable:
     """List an archive, of the kind that its first bytes tell."""
     start = part.read(0, min(BLOCK, part.size))
+    refuse_page(start, extent.shown)
     if start.startswith(b"PK\3\4") or start.startswith(b"PK\5\6"):
         table = list_zip(part, extent.shown)
     elif extent.shown.lower().endswith(".zip") and not is_sealed(start):

@@ -106,7 +106,7 @@ def read_member(
 
     name: its path; start: of its local header.
     """
-    begin, at_hand = _data(file, start, len(name) + packed)
+    begin, at_hand = _data(file, *member_range(name, start, packed, file.size))
     if (missing := begin + packed - len(at_hand)) > 0:  # its extra is longer than usual
         at_hand += file.read(start + len(at_hand), missing)
     if way == STORED:
@@ -126,14 +126,19 @@ def read_member(
     return data
 
 
+def member_range(name: bytes, start: int, packed: int, end: int) -> tuple[int, int]:
+    """Return the first byte, and bytes, that `read_member` reads of a zip of `end` bytes."""
+    return start, min(_LOCAL.size + _EXTRA + len(name) + packed, end - start)
+
+
 def data_start(file: Readable, start: int) -> int:
     """Return the byte of a member's data, by that of its local header. Raises ValueError."""
-    return start + _data(file, start, 0)[0]
+    return start + _data(file, *member_range(b"", start, 0, file.size))[0]
 
 
-def _data(file: Readable, start: int, more: int) -> tuple[int, bytes]:
-    """Read a local header and so many bytes more; return where its data begin in these."""
-    found = file.read(start, min(_LOCAL.size + _EXTRA + more, file.size - start))
+def _data(file: Readable, start: int, length: int) -> tuple[int, bytes]:
+    """Read a local header and what follows; return where its data begin in these bytes."""
+    found = file.read(start, length)
     if not found.startswith(b"PK\3\4") or len(found) < _LOCAL.size:
         raise ValueError(f"there is no local header at byte {start}")
     *_, name, extra = _LOCAL.unpack_from(found)
