@@ -20,7 +20,7 @@ from .member_table import Link, MemberTable, plain_path, plain_paths
 _HEADERS = 3 * BLOCK  # a pax header, what it holds, and the header of the member
 _FAR = 16 << 10  # bytes of a member that is not read to get behind it: 10 % faster than 32 KiB
 _FEW = 16  # a run of fewer members is not worth the comparing at once
-_ODD = 64  # members that are walked one by one behind such a run
+_ODD = 64  # members that are walked one by one behind such a run; twice as many behind the next
 
 
 def list_tar(
@@ -76,7 +76,7 @@ def _add_files(file: Readable, table: MemberTable, other: Other, most: int) -> N
     Raises ValueError, Unusable, StorageError.
     """
     at, size = table.stop, file.size
-    fetch, alike = Blocks(file, _HEADERS, _FAR).fetch, Alike()
+    fetch, alike, odd = Blocks(file, _HEADERS, _FAR).fetch, Alike(), _ODD
     while at < size and len(table.paths) < most:
         run = plain_run(fetch, at, size, most - len(table.paths))
         at = run.stop
@@ -89,9 +89,10 @@ def _add_files(file: Readable, table: MemberTable, other: Other, most: int) -> N
         if not all(paths):
             table.outside += [name for name, path in zip(run.names, paths, strict=True) if not path]
         if len(paths) >= _FEW:
+            odd = _ODD
             continue
         walked = walk_files(b"", size, fetch, alike, other, check=True, at=at)
-        for _ in range(min(_ODD, most - len(table.paths))):
+        for _ in range(min(odd, most - len(table.paths))):
             if (one := next(walked, None)) is None:
                 at = size
                 break
@@ -100,6 +101,7 @@ def _add_files(file: Readable, table: MemberTable, other: Other, most: int) -> N
                 table.add(path, stop - start, start)
             else:
                 table.outside.append(name)
+        odd *= 2
     table.stop = at
     if at >= size and any(file.read(max(0, size - BLOCK), min(BLOCK, size))):
         raise ValueError(f"byte {size}: it ends without the zeros that end a tar; it was cut short")
