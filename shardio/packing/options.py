@@ -153,18 +153,20 @@ class SourceOptions:
     def joins(self) -> Joins:
         """Return what is said of the records by files beside them. Raises OptionError."""
         tables = [self.tables] if isinstance(self.tables, str) else self.tables
-        if not all(isinstance(one, str) and one for one in tables):
+        listed = isinstance(tables, Sequence) and not isinstance(tables, bytes)
+        if not listed or not all(isinstance(one, str) and one for one in tables):
             raise OptionError(
                 f"tables is {printable(repr(self.tables))}: expected files, such as "
                 "['labels.csv', 'names.txt:label,name']"
             )
         files = self.split_files or {}
-        if not isinstance(files, Mapping):
+        if not isinstance(files, Mapping) or not all(isinstance(name, str) for name in files):
             raise OptionError(
                 f"split_files is {printable(repr(files))}: expected splits and files, such as "
                 "{'train': 'train.txt', 'val': 'val.txt'}"
             )
-        column, _, named = (self.split_by or "").partition(":")
+        text = self.split_by if isinstance(self.split_by, str) else ""
+        column, _, named = text.partition(":")
         pairs = [one.partition("=") for one in named.split(",") if one]
         if self.split_by is not None and (not column or not all(v for _, _, v in pairs)):
             raise OptionError(

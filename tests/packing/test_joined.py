@@ -175,7 +175,7 @@ def test_first_label_is_subtracted(tmp_path: Path) -> None:
     table = write(tmp_path / "l.txt", "".join(f"{n} {v + 1}\n" for n, v in NUMBERS.items()))
     found = pack_all(tmp_path / "in", tmp_path / "out", tables=table, first_label=1)[""]
     assert column(found, "label") == NUMBERS
-    with pytest.raises(OptionError, match=r"expected integers from 2 on .* 1 the least"):
+    with pytest.raises(OptionError, match=r"expected integers from 2 on .* found 1"):
         pack_all(tmp_path / "in", tmp_path / "two", tables=table, first_label=2)
 
 
@@ -290,6 +290,214 @@ def test_a_changed_value_is_another_plan(tmp_path: Path, monkeypatch: pytest.Mon
     write(Path(table), "".join(f"{n} {v + (n == '007')}\n" for n, v in NUMBERS.items()))
     with pytest.raises(SourceChangedError, match="option values: was"):
         run(tmp_path / "in", tmp_path / "out")
+
+
+# --- a wrong label is never taken without a word -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("index,filename,label\n{rows}", {}),
+        ("index,image_id,label\n{stems}", {}),
+        ("index,whose,label\n{stems}", {"fields": {"image": "whose"}}),
+    ],
+    ids=["with its ending", "a known name", "said"],
+)
+def test_numbers_of_rows_are_not_names_of_images(
+    tmp_path: Path, text: str, options: dict[str, Any]
+) -> None:
+    """A table that pandas wrote with its index, of images whose names are numbers."""
+    images = {f"{i}.jpg": noise(f"{i}", 200) for i in range(10)}
+    plant(tmp_path / "in", images)
+    order = [3, 1, 4, 5, 9, 2, 6, 8, 7, 0]
+    rows = "".join(f"{i},{one}.jpg,{one * 10}\n" for i, one in enumerate(order))
+    table = write(tmp_path / "l.csv", text.format(rows=rows, stems=rows.replace(".jpg", "")))
+    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table, **options)[""]
+    assert {key: one["label"] for key, one in found.items()} == {
+        f"{i}.jpg": i * 10 for i in range(10)
+    }
+
+
+def test_columns_that_both_name_images_are_asked_about(tmp_path: Path) -> None:
+    plant(tmp_path / "in", {f"{i}.jpg": noise(f"{i}", 200) for i in range(10)})
+    text = "".join(f"{i} {9 - i}\n" for i in range(10))
+    table, lists = write(tmp_path / "l.txt", text), write(tmp_path / "half.txt", text[:20])
+    why = r"each of the columns column1, column2 are names of images.*--fields image=COLUMN"
+    with pytest.raises(SourceError, match=why):
+        pack_all(tmp_path / "in", tmp_path / "out", tables=table)
+    with pytest.raises(SourceError, match=why):
+        pack_all(tmp_path / "in", tmp_path / "out", split_files={"train": lists})
+    fields = {"image": "column2"}
+    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table, fields=fields)[""]
+    assert {key: one["label"] for key, one in found.items()} == {
+        f"{i}.jpg": 9 - i for i in range(10)
+    }
+    write(tmp_path / "l.txt", "".join(f"{i} 77\n" for i in range(10)))
+    with pytest.raises(OptionError, match=r"no column called so names images; .* column1"):
+        pack_all(tmp_path / "in", tmp_path / "two", tables=table, fields={"image": "other"})
+
+
+def test_numbers_of_classes_are_not_names_of_images(tmp_path: Path) -> None:
+    """The table of classes has a column of another table, and numbers that images have, too."""
+    plant(tmp_path / "in", {f"{i}.jpg": noise(f"{i}", 200) for i in range(10)})
+    tables = [
+        write(tmp_path / "l.csv", "id,n\n" + "".join(f"{i},{(i + 1) % 2}\n" for i in range(10))),
+        write(tmp_path / "names.txt", "ant\nbee\n") + ":n#0,label",
+    ]
+    found = pack_all(tmp_path / "in", tmp_path / "out", tables=tables)[""]
+    assert [one["label"] for _, one in sorted(found.items())] == [1, 0] * 5
+
+
+def test_numbered_rows_have_no_gaps(tmp_path: Path) -> None:
+    plant(tmp_path / "in", FLAT)
+    labels = write(tmp_path / "l.txt", "".join(f"{n} {v}\n" for n, v in NUMBERS.items()))
+    names = write(tmp_path / "names.txt", "ant\nbee\n\ncat\ndog\neel\n\n")
+    tables = [f"{labels}:id,n", f"{names}:n#0,label"]
+    with pytest.raises(SourceError, match=r"names.txt: line 3: is empty, and rows .* numbered"):
+        pack_all(tmp_path / "in", tmp_path / "out", tables=tables)
+    write(tmp_path / "names.txt", "ant\nbee\ncat\ndog\neel\n\n\n")
+    pack_all(tmp_path / "in", tmp_path / "out", tables=tables)
+
+
+@pytest.mark.parametrize(
+    ("tree", "text", "label"),
+    [
+        (CLASSES, "".join(f"{n} {v}\n" for n, v in NUMBERS.items()), "the class folder"),
+        (FLAT, "file,x,y\n" + "".join(f"{n}.jpg,7,{v}\n" for n, v in NUMBERS.items()), "none"),
+    ],
+    ids=["class folders", "points"],
+)
+def test_columns_that_are_no_labels(
+    tmp_path: Path, tree: dict[str, bytes], text: str, label: str
+) -> None:
+    plant(tmp_path / "in", tree)
+    table = write(tmp_path / "l.txt", text)
+    [done] = pack(tmp_path / "in", tmp_path / "out", **grouped({"jobs": 1, "tables": [table]}))
+    assert f"label: {label}; --fields label=COLUMN makes a column the label" in done.notes
+    for one in package.ShardDataset(tmp_path / "out", shuffle=False, decode=None):
+        assert one.get("label") == ("ab".index(one["__key__"][0]) if tree is CLASSES else None)
+
+
+def test_a_listing_keeps_its_label(tmp_path: Path) -> None:
+    plant(tmp_path, FLAT)
+    rows = "".join(f"{n}.jpg,{v}\n" for n, v in NUMBERS.items())
+    listing = write(tmp_path / "l.csv", "path,label\n" + rows)
+    table = write(tmp_path / "t.csv", "id,label\n" + "".join(f"{n},77\n" for n in NAMES))
+    options = {"jobs": 1, "tables": [table]}
+    [done] = pack(listing, tmp_path / "out", **grouped(options))
+    assert "columns that can be no fields were left out: label" in done.notes
+    dataset = package.ShardDataset(tmp_path / "out", shuffle=False, decode=None)
+    assert {one["__key__"][:3]: one["label"] for one in dataset} == NUMBERS
+    found = pack_all(listing, tmp_path / "two", tables=table, fields={"label": "label"})[""]
+    assert {one["label"] for one in found.values()} == {77}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"tables": 5}, {"tables": None}, {"tables": b"x"}, {"split_by": 5}, {"split_files": {1: "x"}}],
+)
+def test_options_of_other_types(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=f"{next(iter(options))} is .*: expected"):
+        package.SourceOptions(**options)
+
+
+def test_points_of_a_listing_are_no_labels(tmp_path: Path) -> None:
+    plant(tmp_path, FLAT)
+    rows = "".join(f"{n}.jpg,7,{v}\n" for n, v in NUMBERS.items())
+    found = pack_all(write(tmp_path / "l.csv", "path,x,y\n" + rows), tmp_path / "out")[""]
+    assert column(found, "y") == NUMBERS and "label" not in found["000.jpg"]
+
+
+def test_a_pattern_for_paths_wins_over_a_column(tmp_path: Path) -> None:
+    plant(tmp_path / "in", FLAT)
+    table = write(tmp_path / "l.csv", "id,label\n" + "".join(f"{n},7\n" for n in NAMES))
+    options = {"jobs": 1, "tables": [table], "label": r"(\d)\.jpg"}
+    [done] = pack(tmp_path / "in", tmp_path / "out", **grouped(options))
+    assert "columns that can be no fields were left out: label" in done.notes
+    dataset = package.ShardDataset(tmp_path / "out", shuffle=False, decode=None)
+    assert list(dataset.classes or ()) == [*"0123456789"]
+    assert {one["__key__"][2]: one["label"] for one in dataset} == {f"{i}": i for i in range(10)}
+
+
+@pytest.mark.parametrize(
+    ("label", "options"),
+    [("cat", {}), ("", {}), ("1.5", {}), ("3", {"tables": ()}), ("3", {"fields": {"n": "label"}})],
+)
+def test_first_label_is_not_ignored(tmp_path: Path, label: str, options: dict[str, Any]) -> None:
+    plant(tmp_path / "in", FLAT)
+    table = write(tmp_path / "l.csv", "id,label\n" + "".join(f"{n},{label}\n" for n in NAMES))
+    with pytest.raises(OptionError, match="--first-label: "):
+        pack_all(tmp_path / "in", tmp_path / "out", **{"tables": table, "first_label": 1} | options)
+
+
+def test_first_label_where_some_images_have_none(tmp_path: Path) -> None:
+    plant(tmp_path / "in", FLAT)
+    rows = "".join(f"{n},{v or ''}\n" for n, v in NUMBERS.items())
+    table = write(tmp_path / "l.csv", "id,label\n" + rows)
+    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table, first_label=1)[""]
+    assert column(found, "label") == {n: v - 1 if v else None for n, v in NUMBERS.items()}
+
+
+def test_one_folder_of_images_is_no_label_beside_a_table(tmp_path: Path) -> None:
+    plant(tmp_path / "in", {f"photos/{key}": one for key, one in FLAT.items()})
+    table = write(tmp_path / "l.csv", "id,age,target\n" + "".join(
+        f"{n},5{v},{v}\n" for n, v in NUMBERS.items()
+    ))  # fmt: skip
+    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table)[""]
+    assert column(found, "label") == NUMBERS
+
+
+def test_the_column_of_splits_is_not_the_label(tmp_path: Path) -> None:
+    plant(tmp_path / "in", FLAT)
+    table = write(tmp_path / "l.txt", "".join(f"{n} {v % 2}\n" for n, v in NUMBERS.items()))
+    options = {"tables": table, "split_by": "column2:train=0,val=1"}
+    found = pack_all(tmp_path / "in", tmp_path / "out", **options)
+    assert {name: {*column(one, "column2").values()} for name, one in found.items()} == {
+        "train": {0},
+        "val": {1},
+    }
+    assert "label" not in found["train"]["000.jpg"]
+
+
+def test_how_rows_were_matched_and_what_the_label_is_are_said(tmp_path: Path) -> None:
+    plant(tmp_path / "in", FLAT)
+    rows = "".join(f"{v or ''},{n}\n" for n, v in NUMBERS.items())
+    table = write(tmp_path / "l.csv", "label,id\n" + rows)
+    result = shardio("pack", tmp_path / "in", tmp_path / "out", "--table", table)
+    assert "column 'id' names 12 of 12 images, by file name, without its ending" in result.stdout
+    assert "label: column 'label', kind int, from 1 to 4; 3 images without one" in result.stdout
+
+
+def test_names_of_images_with_dots(tmp_path: Path) -> None:
+    plant(tmp_path / "in", {f"cat.{key}": one for key, one in FLAT.items()})
+    table = write(tmp_path / "l.txt", "".join(f"cat.{n} {v}\n" for n, v in NUMBERS.items()))
+    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table)[""]
+    assert {key[4:7]: one["label"] for key, one in found.items()} == NUMBERS
+
+
+def test_other_files_leave_their_names_to_images(tmp_path: Path) -> None:
+    """The way of Oxford's pets: stray files of MATLAB beside the images."""
+    plant(tmp_path / "in", FLAT | {"003.mat": b"x"})
+    table = write(tmp_path / "l.txt", "".join(f"{n} {v}\n" for n, v in NUMBERS.items()))
+    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table, on_error="skip")[""]
+    assert column(found, "label") == NUMBERS
+
+
+def test_rows_of_other_images_may_come_first(tmp_path: Path) -> None:
+    plant(tmp_path / "in", FLAT)
+    others = "".join(f"other{i},9\n" for i in range(1500))
+    rows = "".join(f"{n},{v}\n" for n, v in NUMBERS.items())
+    table = write(tmp_path / "l.csv", "id,label\n" + others + rows)
+    assert column(pack_all(tmp_path / "in", tmp_path / "out", tables=table)[""], "label") == NUMBERS
+
+
+def test_a_column_that_a_record_has_itself_is_left_out(tmp_path: Path) -> None:
+    plant(tmp_path / "in", FLAT)
+    rows = "".join(f"{n},k{n},{v}\n" for n, v in NUMBERS.items())
+    table = write(tmp_path / "l.csv", "id,__key__,label\n" + rows)
+    result = shardio("pack", tmp_path / "in", tmp_path / "out", "--table", table)
+    assert "columns that can be no fields were left out: __key__" in result.stdout
 
 
 # --- archives -------------------------------------------------------------------------------------
@@ -557,6 +765,41 @@ def test_a_column_of_a_listing_is_splits(tmp_path: Path) -> None:
     found = pack_all(table, tmp_path / "out", split_by="split")
     assert sorted(found["val"]) == ["000.jpg", "004.jpg", "008.jpg"]
     assert len(found["train"]) == 9
+
+
+@pytest.mark.parametrize("text", ["filename\n{}.jpg\n", "label,image\ncat,{}\n"])
+def test_a_list_has_names_of_columns(tmp_path: Path, text: str) -> None:
+    plant(tmp_path / "in", FLAT)
+    head, row = text.splitlines(keepends=True)
+    lists = {"train": write(tmp_path / "t.csv", head + "".join(map(row.format, NAMES)))}
+    found = pack_all(tmp_path / "in", tmp_path / "out", split_files=lists)
+    assert sorted(found["train"]) == sorted(FLAT)
+
+
+@pytest.mark.parametrize("said", ["true", "True"])
+def test_a_column_of_true_and_false_is_splits(tmp_path: Path, said: str) -> None:
+    plant(tmp_path / "in", FLAT)
+    rows = "".join(f"{n},{'true' if v else 'FALSE'}\n" for n, v in NUMBERS.items())
+    table = write(tmp_path / "l.csv", "id,is_train\n" + rows)
+    options = {"tables": table, "split_by": f"is_train:train={said},val=false"}
+    found = pack_all(tmp_path / "in", tmp_path / "out", **options)
+    assert len(found["train"]) == 9 and len(found["val"]) == 3
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "..", "."])
+def test_splits_stay_inside_the_output(tmp_path: Path, name: str) -> None:
+    plant(tmp_path / "in", FLAT)
+    (tmp_path / "out").mkdir()
+    lists = write(tmp_path / "t.csv", "path,split\n" + "".join(f"{n},{name}\n" for n in NAMES))
+    for options in (
+        {"split_files": {name: lists}},
+        {"split_by": "split", "tables": lists},
+        {"split_by": f"split:{name}={name}", "tables": lists},
+    ):
+        with pytest.raises(OptionError, match="a split is a folder of OUT, and cannot be called"):
+            pack_all(tmp_path / "in", tmp_path / "out", **options)
+    assert sorted(os.listdir(tmp_path)) == ["in", "out", "t.csv"]
+    assert not os.listdir(tmp_path / "out")
 
 
 def test_splits_are_asked_for_once(tmp_path: Path) -> None:

@@ -33,6 +33,14 @@ def known(names: tuple[str, ...], there: Iterable[str]) -> str | None:
     return exact or next((folded[name] for name in names if name in folded), None)
 
 
+def known_label(
+    labels: tuple[str, ...], typed: Iterable[str], columns: Iterable[str]
+) -> str | None:
+    """Return the column of a table that is its label: one of these; no `y` beside an `x`."""
+    point = known(("x",), columns) is not None
+    return known(labels, (name for name in typed if not point or name.casefold() != "y"))
+
+
 def fields_text(fields: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     """Return fields by name, their kinds, and their names in the source where those are others."""
     return "fields: " + ", ".join(

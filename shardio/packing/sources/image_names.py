@@ -5,16 +5,24 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from ...errors import SourceError, printable
 from ...names import key_bytes
-from .base import Ints, Listings, SourceRequest
+from .base import Ints, Listings, SourceRequest, some_of
+from .field_names import LABELS, PATHS, known
 from .files import not_images
+from .tables import Column
 
-_ENDING = re.compile(rb"(?<=[^/])\.[^./]*\Z")
+_TRIED = 1000  # rows of a column that are looked at first for names of images
+_ENDING = re.compile(rb"(?<=[^/])\.[^./\s]*\Z")
+
+# How rows name images: by how many last parts of a path; whether the ending of the image counts,
+# and that of the row.
+Way = tuple[int, bool, bool]
 
 
 class ImageNames:
@@ -28,6 +36,7 @@ class ImageNames:
             for key in listing.keys
         ]
         self.depth = max((path.count(b"/") + 1 for path in self.paths), default=1)
+        self._odd = {*not_images(self.paths)}
         self._known: dict[tuple[int, bool], tuple[dict[bytes, int], set[bytes]]] = {}
 
     def starts(self) -> dict[str, int]:
@@ -35,45 +44,81 @@ class ImageNames:
         counts = [len(listing.keys) for listing in self.listings.values()]
         return dict(zip(self.listings, itertools.accumulate(counts, initial=0), strict=False))
 
-    def ways(self) -> Iterator[tuple[int, bool]]:
-        """Yield ways to name an image: by the last parts of its path, with its ending or not."""
-        for parts in range(self.depth, 0, -1):
-            yield parts, True
-            yield parts, False
-
-    def places(self, way: tuple[int, bool]) -> tuple[dict[bytes, int], set[bytes]]:
+    def places(self, way: Way) -> tuple[dict[bytes, int], set[bytes]]:
         """Return the images by their names of a way, and names that several of them have.
 
-        A file that is no image by its name yields its name to one that is: a.mat to a.jpg.
+        A file that is no image by its ending leaves its name to one that is.
         """
-        if way not in self._known:
+        if way[:2] not in self._known:
             found: dict[bytes, int] = {}
             again = set()
-            odd = set(not_images(self.paths))
-            for place, path in enumerate(self.paths):
-                name = image_name(path, way)
-                first = found.setdefault(name, place)
-                if first != place and self.paths[first] in odd:
-                    found[name] = place
-                elif first != place and path not in odd:
+            images = sorted(range(len(self.paths)), key=lambda i: self.paths[i] in self._odd)
+            for place in images:
+                name = image_name(self.paths[place], *way[:2])
+                first = self.paths[found.setdefault(name, place)]
+                odd = self.paths[place] in self._odd and first not in self._odd
+                if found[name] != place and not odd:
                     again.add(name)
-            self._known[way] = found, again
-        return self._known[way]
+            self._known[way[:2]] = found, again
+        return self._known[way[:2]]
 
-    def way_of(self, names: Sequence[bytes]) -> tuple[int, tuple[int, bool]]:
+    def way_of(self, names: Collection[bytes]) -> tuple[int, Way]:
         """Return how many of some names are of images, and by which way of naming."""
-        best, chosen = 0, (1, True)
-        for way in self.ways():
-            found, again = self.places(way)
-            known_so = [name for name in (image_name(one, way) for one in names) if name in found]
-            if len(known_so) > best:
-                best, chosen = len(known_so), way
-            if best == len(names) and not again:
-                break
+        best, chosen = 0, (1, True, True)
+        for parts in range(self.depth, 0, -1):
+            for way in ((parts, True, True), (parts, False, True), (parts, False, False)):
+                found, again = self.places(way)
+                count = sum(image_name(one, parts, way[2]) in found for one in names)
+                if count > best:
+                    best, chosen = count, way
+                if best == len(names) and not again:
+                    return best, chosen
         return best, chosen
 
+    def naming(self, columns: Mapping[str, Column], shown: str) -> tuple[str, Way] | None:
+        """Return the column that names images, and how; None where none does.
+
+        Raises SourceError where it cannot be told which of several it is.
+        """
+        asked = self.request.fields.get("image")
+        typed = {name: one for name, one in columns.items() if one.kind in ("int", "str")}
+        typed = {name: one for name, one in typed.items() if name == asked} or typed
+        found = {}
+        for most, least in ((_TRIED, None), (None, len(self.paths))):
+            for name, column in typed.items():
+                tried = {text for text in texts(column, most) if text}
+                fits, way = self.way_of(tried)
+                if 2 * fits > (len(tried) if least is None else least):
+                    found[name] = way
+            if found:  # else by all rows: those of other images may come first
+                break
+        better: tuple[Callable[[str], bool], ...] = (
+            lambda name: found[name][1],  # with its ending
+            lambda name: known((*PATHS, "image_id"), [name]) is not None,
+            lambda name: known(LABELS, [name]) is None,
+            lambda name: len({*texts(typed[name])}) == len(typed[name]),
+        )
+        for is_better in better:
+            if len(found) > 1:
+                found = {name: way for name, way in found.items() if is_better(name)} or found
+        if len(found) > 1:
+            rows = [self.find(texts(typed[name]), way, shown)[0] for name, way in found.items()]
+            if any(not np.array_equal(rows[0], one) for one in rows):
+                raise SourceError(
+                    f"{shown}: the values of each of the columns {some_of(found)} are names of "
+                    "images, but not of the same ones; --fields image=COLUMN says which it is"
+                )
+        return next(iter(found.items()), None)
+
+    def show(self, way: Way) -> str:
+        """Say how rows name images."""
+        parts, whole, _ = way
+        how = "file name" if parts == 1 else f"last {parts} parts of the path"
+        how = "path" if parts == self.depth > 1 else how
+        return f"by {how}, {'with' if whole else 'without'} its ending"
+
     def find(
-        self, names: Iterable[bytes | None], way: tuple[int, bool], what: str
+        self, names: Iterable[bytes | None], way: Way, what: str
     ) -> tuple[Ints, list[tuple[int, bytes]]]:
         """Return (images,) the rows that name images, -1 where none does; and rows that name none.
 
@@ -83,13 +128,15 @@ class ImageNames:
         rows = np.full(len(self.paths), -1, np.int64)
         lost = []
         for row, text in enumerate(names):
-            name = b"" if text is None else image_name(text, way)
+            name = b"" if text is None else image_name(text, way[0], way[2])
             place = found.get(name)
             if place is None:
                 lost.append((row, text or b""))
                 continue
             if name in again:
-                both = [printable(path) for path in self.paths if image_name(path, way) == name][:2]
+                both = [
+                    printable(path) for path in self.paths if image_name(path, *way[:2]) == name
+                ][:2]
                 raise SourceError(
                     f"{what}: row {row + 1}: several images are called {printable(name)}, such as "
                     f"{' and '.join(both)}; expected their paths"
@@ -103,11 +150,23 @@ class ImageNames:
         return rows, lost
 
 
-def image_name(path: bytes, way: tuple[int, bool]) -> bytes:
+def image_name(path: bytes, parts: int, whole: bool) -> bytes:
     """Return the last parts of a path, with its ending or not."""
-    parts, whole = way
     if path[:1] in (b"/", b"."):
         path = os.path.normpath(path).lstrip(b"/")
     if path.count(b"/") >= parts:
         path = b"/".join(path.split(b"/")[-parts:])
     return path if whole else _ENDING.sub(b"", path)
+
+
+def texts(column: Column, most: int | None = None) -> Iterator[bytes | None]:
+    """Yield values as text, of all rows or of so many at most; None where there is none."""
+    rows = np.arange(len(column))
+    if most is not None and most < len(column):  # spread, since rows may be sorted
+        rows = rows[:: -(-len(column) // most)]
+    for value in column.raw(rows):
+        yield value if value is None else bytes(value) if column.ends is not None else _text(value)
+
+
+def _text(value: Any) -> bytes:
+    return str(value).encode()

@@ -23,7 +23,7 @@ import numpy as np
 
 from ...errors import OptionError, SourceError, printable, there_are
 from ...formats.sample import Sample
-from ...names import key_bytes, key_text
+from ...names import KEY, key_bytes, key_text
 from ...order.subset import mark_where
 from ...units import show_count
 from ..options import Joins
@@ -39,15 +39,14 @@ from .base import (
     renamed,
     some_of,
 )
-from .field_names import LABELS, check_known_fields, known, nameable
-from .image_names import ImageNames, image_name
+from .field_names import LABELS, check_known_fields, known_label, nameable
+from .image_names import ImageNames, image_name, texts
 from .listing import Rows, number_classes
 from .plain_file import plain_file
 from .tables import Column, Table, ending, read, read_plain
 
 _FIRST = {"image": 0, "label": 1}  # of the fields of a record
 _MOST_SPLITS = 20
-_TRIED = 1000  # rows of a column that are looked at for names of images
 _NUMBERED = re.compile(r"(.*)#([01]?)", re.DOTALL)  # a column of numbers of lines
 _RANGE = re.compile(r"(.+)\.\.(.+)", re.DOTALL)  # columns from one to another
 
@@ -137,13 +136,22 @@ def split_names(request: SourceRequest, inside: list[str]) -> list[str]:
             f"{option}: {request.shown} has splits already, its folders {some_of(inside)}; give "
             "the path of one of them, or leave the option out"
         )
-    return sorted(joins.splits or joins.split_files)
+    names = sorted(joins.splits or joins.split_files)
+    if odd := [name for name in names if name in ("", ".", "..") or {"/", "\0"} & {*name}]:
+        raise OptionError(
+            f"{option}: a split is a folder of OUT, and cannot be called {printable(odd[0])!r}; "
+            "NAME=... gives it another name"
+        )
+    return names
 
 
 def join(found: Listings, request: SourceRequest) -> Listings:
     """Return listings with all columns that are asked for, by split. Raises as listing does."""
     joins = request.joins
     images = ImageNames(found, request)
+    if joins.first_label and not joins.tables:
+        raise OptionError("--first-label: is for labels of --table, and none is given")
+    columns = None
     if joins.tables or joins.boxes is not None:
         columns = _Columns(images, request)
         starts = images.starts()
@@ -171,7 +179,7 @@ class _Given:
 def _read(given: str, request: SourceRequest) -> _Given:
     """Read `FILE` or `FILE:COLUMNS`. Raises SourceError, OptionError."""
     path, colon, listed = given.rpartition(":")
-    if not colon or os.path.lexists(given):
+    if not colon or "/" in listed or os.path.lexists(given):
         path, listed = given, ""
     called = [name for name in listed.split(",") if name]
     numbered = {name: match for name in called if (match := _NUMBERED.fullmatch(name))}
@@ -180,7 +188,8 @@ def _read(given: str, request: SourceRequest) -> _Given:
     if len(set(plain)) < len(plain):
         raise OptionError(f"--table {printable(given)}: expected a name of its own for each column")
     with plain_file(os.fsencode(path), request) as file:
-        table = read_plain(file, names) if called or ending(file) is None else read(file)
+        plainly = called or ending(file) is None
+        table = read_plain(file, names, gaps=not numbered) if plainly else read(file)
     columns = dict(table.columns)
     for match in numbered.values():
         if match[1]:
@@ -197,14 +206,13 @@ class _Columns:
         self._columns: dict[str, Column] = {}
         self._unfit: dict[int, str] = {}  # images that cannot be packed, and why
         self.notes: list[str] = []
-        waiting = [_read(given, request) for given in request.joins.tables]
-        add = self._add_by_name
+        self._names: list[str] = []  # of columns that name images
+        waiting = self._add_by_name([_read(given, request) for given in request.joins.tables])
         while waiting:
-            done = [one for one in waiting if add(one)]
-            if not done and add == self._add_by_column:
-                self._refuse(waiting[0])
+            done = [one for one in waiting if self._add_by_column(one)]
+            if not done:
+                raise _refusal(waiting[0], images.paths)
             waiting = [one for one in waiting if one not in done]
-            add = self._add_by_column
         self.classes: tuple[str, ...] | None = None
         self._boxes = None if request.joins.boxes is None else self._annotate()
         self.theirs = self._choose()
@@ -214,6 +222,26 @@ class _Columns:
             self.fields = {"label": self._label(self.theirs["label"])} | {
                 name: one for name, one in self.fields.items() if name != "label"
             }
+        if "label" in self.fields or (request.joins.tables and request.kind == "imagefolder"):
+            self.notes.append(_label_note(self, self.fields.get("label"), request))
+
+    @property
+    def classed(self) -> int:
+        """The most classes that folders, or --label, make."""
+        return max(len(one.classes or ()) for one in self._images.listings.values())
+
+    def _has_label(self) -> bool:
+        """Tell whether records have a label that is no folder: of --label, or of their own."""
+        folders = self._request.kind == "imagefolder" and self._request.label is None
+        return not folders and any(
+            "label" in dict(one.fields) for one in self._images.listings.values()
+        )
+
+    def lacks(self, column: Column) -> int:
+        """Return how many images are packed without a value of a column."""
+        mask = column.mask
+        mask[[*self._unfit]] = False
+        return int(mask.sum())
 
     def column(self, name: str) -> Column:
         """Return a column, by its own name or as a field. Raises OptionError."""
@@ -307,40 +335,54 @@ class _Columns:
 
     # what tables are about
 
-    def _add_by_name(self, one: _Given) -> bool:
-        """Add the columns of a table whose rows name images; return False for another one."""
-        shown, table, count = one.shown, one.table, len(self._images.paths)
-        if one.by_order:
-            if table.rows != count or len(self._images.listings) > 1:
+    def _add_by_name(self, given: Sequence[_Given]) -> list[_Given]:
+        """Add the columns of tables whose rows name images; return the other tables."""
+        waiting, found = [], []
+        for one in given:
+            if one.by_order:
+                self._add_by_order(one)
+            elif (named := self._images.naming(one.table.columns, one.shown)) is None:
+                waiting.append(one)
+            else:
+                found.append((one, *named))
+        others = [{*one.table.columns} - {column} for one, column, _ in found]
+        about = [any(column in names for names in others) for _, column, _ in found]
+        for (one, column, way), is_about in zip(found, about, strict=True):
+            if is_about and not all(about):  # numbers of classes, perhaps, and not of images
+                waiting.append(one)
+                continue
+            shown, columns = one.shown, one.table.columns
+            images = self._images.places(way)[0]
+            if any(image_name(key_bytes(name), way[0], way[2]) in images for name in columns):
                 raise SourceError(
-                    f"{shown}: {table.rows:,} rows for {show_count(count, 'image')}"
-                    f"{' of several splits' if len(self._images.listings) > 1 else ''}; row i is "
-                    "that of image i in the order of paths, so expected were as many, of one folder"
+                    f"{shown}: its first line names an image, so it has no names of columns; give "
+                    "them as in FILE:image,label"
                 )
-            self._add(one, np.arange(count), None)
-            return True
-        best, column, way = 0, "", (1, True)
-        for name, values in table.columns.items():
-            if values.kind in ("int", "str"):
-                tried = [text for text in _texts(values, _TRIED) if text]
-                fits, its_way = self._images.way_of(tried)
-                if 2 * fits > len(tried) and fits > best:
-                    best, column, way = fits, name, its_way
-        if not best:
-            return False
-        known_so = self._images.places(way)[0]
-        if any(image_name(key_bytes(name), way) in known_so for name in table.columns):
-            raise SourceError(
-                f"{shown}: its first line names an image, so it has no names of columns; give them "
-                "as in FILE:image,label"
+            rows, lost = self._images.find(texts(columns[column]), way, shown)
+            self._names.append(column)
+            self.notes.append(
+                f"{shown}: column {printable(column)!r} names {int((rows >= 0).sum()):,} of "
+                f"{show_count(len(rows), 'image')}, {self._images.show(way)}"
             )
-        rows, lost = self._images.find(_texts(table.columns[column]), way, shown)
-        if lost:
-            first = printable(lost[0][1])
-            self.notes.append(f"{shown}: {show_count(len(lost), 'row')} of no image, as {first}")
-        self._refuse_images(rows < 0, f"{shown} has no row for it")
-        self._add(one, rows, column)
-        return True
+            if lost:
+                rest = f"{show_count(len(lost), 'row')} of no image, as {printable(lost[0][1])}"
+                self.notes.append(f"{shown}: {rest}")
+            self._refuse_images(rows < 0, f"{shown} has no row for it")
+            self._add(one, rows, column)
+        return waiting
+
+    def _add_by_order(self, one: _Given) -> None:
+        """Add the columns of a table whose row i is of image i."""
+        count = len(self._images.paths)
+        if one.table.rows != count or len(self._images.listings) > 1:
+            raise SourceError(
+                f"{one.shown}: {one.table.rows:,} rows for {show_count(count, 'image')}"
+                f"{' of several splits' if len(self._images.listings) > 1 else ''}; row i is "
+                "that of image i in the order of paths, so expected were as many, of one folder"
+            )
+        first, last = (printable(self._images.paths[i]) for i in (0, -1))
+        self.notes.append(f"{one.shown}: rows in the order of paths, from {first} to {last}")
+        self._add(one, np.arange(count), None)
 
     def _add_by_column(self, one: _Given) -> bool:
         """Add the columns of a table that has one by the name of another's."""
@@ -348,15 +390,16 @@ class _Columns:
             if name not in self._columns:
                 continue
             row_of: dict[Any, int] = {}
-            for row, value in enumerate(_texts(one.table.columns[name])):
+            for row, value in enumerate(texts(one.table.columns[name])):
                 if value is not None and row_of.setdefault(value, row) != row:
                     raise SourceError(
                         f"{one.shown}: rows {row_of[value] + 1} and {row + 1} both have "
                         f"{printable(value)} as {printable(name)!r}; expected one row for each"
                     )
-            values = _texts(self._columns[name])
+            values = texts(self._columns[name])
             rows = np.array([-1 if v is None else row_of.get(v, -1) for v in values], np.int64)
             self._refuse_images(rows < 0, f"{one.shown} has no row for its {printable(name)!r}")
+            self.notes.append(f"{one.shown}: joined by column {printable(name)!r}")
             self._add(one, rows, name)
             return True
         return False
@@ -373,68 +416,65 @@ class _Columns:
                 )
             self._columns[name] = column.take(rows)
 
-    def _refuse(self, one: _Given) -> None:
-        """Raise SourceError for a table that says nothing of the images."""
-        columns = (
-            f"{printable(name)} ({', '.join(map(printable, filter(None, _texts(column, 2))))})"
-            for name, column in one.table.columns.items()
-            if column.kind in ("int", "str")
-        )
-        count = len(self._images.paths)
-        order = ""
-        if one.table.rows == count:
-            order = (
-                f"\nIt has {count:,} rows, as many as there are images: if row i is that of image "
-                "i in the order of paths, say so by a column #, as in FILE:#,label"
-            )
-        raise SourceError(
-            f"{one.shown}: no column of it names images, such as "
-            f"{printable(self._images.paths[0])}, and none is called as one of another table. It "
-            f"has {', '.join(columns) or 'no columns of text or integers'}. FILE:COLUMNS gives the "
-            f"columns names{order}"
-        )
-
     # what columns become
 
     def _choose(self) -> dict[str, str]:
         """Return the columns that become fields, by the names of these. Raises OptionError."""
         asked = {n: theirs for n, theirs in self._request.fields.items() if is_column(theirs)}
-        parts = {theirs: self._range(theirs) for theirs in asked.values()}
+        images = asked.pop("image", None)
+        if images is not None and images not in self._names:
+            raise OptionError(
+                f"--fields image={printable(images)}: no column called so names images; those that "
+                f"do are {some_of(self._names)}"
+            )
+        parts = {theirs: _range(theirs, [*self._columns]) for theirs in asked.values()}
         check_known_fields({n: one for n, one in asked.items() if not parts[one]}, self._columns)
         used = {*asked.values()}.union(*parts.values())
         free = [name for name in self._columns if name not in used]
         if "label" not in asked and (label := self._known_label(free)) is not None:
             asked["label"] = label
             free.remove(label)
-        odd = [name for name in asked if not nameable(name) or name == "image"]
+        odd = [name for name in asked if not nameable(name)]
         if odd:
             raise OptionError(f"--fields {printable(odd[0])}: no column can be called so")
-        left_out = [name for name in free if not nameable(name) or name in (*asked, "image")]
+        taken = {n for one in self._images.listings.values() for n, _ in one.fields}
+        if not self._has_label():
+            taken -= {"label"}
+        taken |= {*asked, "image", KEY}
+        left_out = [name for name in free if not nameable(name) or name in taken]
         if left_out:
             self.notes.append(f"columns that can be no fields were left out: {some_of(left_out)}")
         return asked | {name: name for name in free if name not in left_out}
 
     def _known_label(self, free: Sequence[str]) -> str | None:
         """Return the column that is the label by its name; None where none is."""
-        if self._columns.keys() == {"column2"}:
-            return "column2"
-        classed = any(one.classes is not None for one in self._images.listings.values())
+        classed = self.classed > 1
+        free = [name for name in free if name != self._request.joins.split_by]
+        if self._has_label():
+            return None
+        if not classed and free in (["column2"], ["column1"]):
+            return free[0]
         typed = [name for name in free if self._columns[name].kind in ("int", "str")]
-        return known(LABELS[:1] if classed else LABELS, typed)
+        return known_label(LABELS[:1] if classed else LABELS, typed, self._columns)
 
     def _label(self, theirs: str) -> Column:
         """Return the label of each image, and keep the names of its classes. Raises OptionError."""
-        hot, request = self._range(theirs), self._request
+        hot, request = _range(theirs, [*self._columns]), self._request
         if hot:
-            numbers = np.stack([self._number(name) for name in hot], 1)
+            numbers = np.stack([_number(self._columns[name], name) for name in hot], 1)
             single = ((numbers == 0) | (numbers == 1)).all(1) & (numbers.sum(1) == 1)
             self._refuse_images(~single, f"has no single 1 in the columns {printable(theirs)}")
             self.classes = tuple(hot)
             return Column("int", numbers.argmax(1).astype(np.int64), None, ~single)
         column = self._columns[theirs]
+        if request.joins.first_label and column.kind != "int":
+            raise OptionError(
+                f"--first-label: expected integers in column {printable(theirs)!r}, which is the "
+                f"label; found {column.kind}"
+            )
         if column.kind == "str" and request.label is not None and "label" in request.fields:
             pattern = re.compile(request.label)
-            matches = (pattern.search(key_text(text or b"")) for text in _texts(column))
+            matches = (pattern.search(key_text(text or b"")) for text in texts(column))
             found = [key_bytes(one[1]) if one and one[1] else None for one in matches]
             column = _text_column(found)
             why = f"--label {printable(request.label)} finds no class in its {printable(theirs)!r}"
@@ -442,32 +482,77 @@ class _Columns:
         if column.kind == "str":
             column, self.classes = number_classes(column)
         elif request.joins.first_label:
-            least, first = int(column.values.min()), request.joins.first_label
-            if column.kind != "int" or least < first:
+            first = request.joins.first_label
+            least = column.values[~column.mask].min(initial=first)
+            if least < first:
                 raise OptionError(
                     f"--first-label {first}: expected integers from {first} on in column "
-                    f"{printable(theirs)!r}, found {column.kind}, {least} the least"
+                    f"{printable(theirs)!r}, found {least}"
                 )
             column = Column("int", column.values - first, None, column.mask)
         return column
 
-    def _number(self, name: str) -> Any:
-        """Return (images,) the numbers of a column. Raises OptionError for another one."""
-        column = self._columns[name]
-        if column.ends is not None:
-            raise OptionError(
-                f"--fields label: expected a 1 or 0 for each class; column {printable(name)!r} is "
-                f"of kind {column.kind}"
-            )
-        return np.where(column.mask, -1, column.values)
 
-    def _range(self, theirs: str) -> list[str]:
-        """Return the columns that `A..B` stands for; none where it is no such range."""
-        ends = _RANGE.fullmatch(theirs)
-        names = [*self._columns]
-        if ends is None or theirs in names or not {ends[1], ends[2]} <= {*names}:
-            return []
-        return names[names.index(ends[1]) : names.index(ends[2]) + 1]
+def _range(theirs: str, names: list[str]) -> list[str]:
+    """Return the columns that `A..B` stands for; none where it is no such range."""
+    ends = _RANGE.fullmatch(theirs)
+    if ends is None or theirs in names or not {ends[1], ends[2]} <= {*names}:
+        return []
+    return names[names.index(ends[1]) : names.index(ends[2]) + 1]
+
+
+def _refusal(one: _Given, paths: Sequence[bytes]) -> SourceError:
+    """Return the error for a table that says nothing of the images."""
+    columns = (
+        f"{printable(name)} ({', '.join(map(printable, filter(None, texts(column, 2))))})"
+        for name, column in one.table.columns.items()
+        if column.kind in ("int", "str")
+    )
+    count = len(paths)
+    order = ""
+    if one.table.rows == count:
+        order = (
+            f"\nIt has {count:,} rows, as many as there are images: if row i is that of image "
+            "i in the order of paths, say so by a column #, as in FILE:#,label"
+        )
+    return SourceError(
+        f"{one.shown}: no column of it names images, such as "
+        f"{printable(paths[0])}, and none is called as one of another table. It "
+        f"has {', '.join(columns) or 'no columns of text or integers'}. FILE:COLUMNS gives the "
+        f"columns names{order}"
+    )
+
+
+def _number(column: Column, name: str) -> Any:
+    """Return (images,) the numbers of a column. Raises OptionError for another one."""
+    if column.ends is not None:
+        raise OptionError(
+            f"--fields label: expected a 1 or 0 for each class; column {printable(name)!r} is "
+            f"of kind {column.kind}"
+        )
+    return np.where(column.mask, -1, column.values)
+
+
+def _label_note(found: _Columns, label: Column | None, request: SourceRequest) -> str:
+    """Say what the label is, since nobody sees it in the images. label: the column, if it is one.
+
+    Raises OptionError.
+    """
+    if label is None:
+        if request.joins.first_label:
+            raise OptionError("--first-label: is for labels of a table, and no column is one")
+        what = "by --label" if request.label is not None else "the class folder"
+        what = what if found.classed else "none"
+        return f"label: {what}; --fields label=COLUMN makes a column the label"
+    there = label.values[~label.mask] if label.ends is None else np.zeros(0)
+    what = f"kind {label.kind}"
+    if found.classes is not None:
+        what = show_count(len(found.classes), "class", "classes")
+    elif len(there):
+        what += f", from {there.min()} to {there.max()}"
+    lacks = found.lacks(label)
+    without = f"; {show_count(lacks, 'image')} without one" if lacks else ""
+    return f"label: column {printable(found.theirs['label'])!r}, {what}{without}"
 
 
 # --- splits ---------------------------------------------------------------------------------------
@@ -484,27 +569,21 @@ def _by_files(images: ImageNames, listing: Listing, request: SourceRequest) -> L
     for split, path in sorted(request.joins.split_files.items()):
         with plain_file(os.fsencode(path), request) as file:
             table = read_plain(file)
-        columns = [one for one in table.columns.values() if one.kind in ("int", "str")]
-        tried = [[text or b"" for text in _texts(column, _TRIED)] for column in columns]
-        fits, best = max(((images.way_of(one), i) for i, one in enumerate(tried)))
-        if not fits[0]:
+        named = images.naming(table.columns, printable(path))
+        if named is None:
+            first = [text or b"" for text in texts(next(iter(table.columns.values())), 3)]
             raise SourceError(
                 f"{printable(path)}: names no images, such as {printable(images.paths[0])}; found "
-                f"{some_of(tried[0][:3])}"
+                f"{some_of(first)}"
             )
-        names = list(_texts(columns[best]))
-        rows, lost = images.find(names, fits[1], printable(path))
+        way = named[1]
+        rows, lost = images.find(texts(table.columns[named[0]]), way, printable(path))
         listed += rows >= 0
         chosen = [images.paths[i] for i in np.flatnonzero(rows >= 0).tolist()]
         kept = [place_of[key] for key in chosen if key in place_of]
-        unfit = {image_name(key, fits[1]): (key, why) for key, why in listing.problems}
-        problems = [
-            unfit.get(
-                image_name(name, fits[1]),
-                (name, f"is in {printable(path)}, and there is no such image"),
-            )
-            for _, name in lost
-        ]
+        unfit = {image_name(key, *way[:2]): (key, why) for key, why in listing.problems}
+        why = f"is in {printable(path)}, and there is no such image"
+        problems = [unfit.get(image_name(name, way[0], way[2]), (name, why)) for _, name in lost]
         one = listing.take(np.array(kept, np.int64))
         found[split] = replace(one, problems=problems, notes=[] if found else [*listing.notes])
         found[split].check_some(request.show(split))
@@ -520,10 +599,14 @@ def _by_files(images: ImageNames, listing: Listing, request: SourceRequest) -> L
 def _by_column(listing: Listing, column: Column, request: SourceRequest) -> Listings:
     """Return the listing of each split that values of a column make. Raises SourceError."""
     joins = request.joins
-    values = list(_texts(column))
+    values = list(texts(column))
     found: Listings = {}
+
+    def wanted(value: str) -> bytes:
+        return key_bytes(value.capitalize() if column.kind == "bool" else value)
+
     for split, value in sorted(joins.splits.items()):
-        kept = [place for place, one in enumerate(values) if one == key_bytes(value)]
+        kept = [place for place, one in enumerate(values) if one == wanted(value)]
         one = listing.take(np.array(kept, np.int64))
         first = not found
         found[split] = replace(
@@ -561,7 +644,7 @@ def find_splits(request: SourceRequest) -> SourceRequest:
                 f"--split-by {printable(joins.split_by)}: no column of a table is called so"
             )
         column = there[joins.split_by]
-    values = sorted({key_text(text) for text in _texts(column) if text is not None})
+    values = sorted({key_text(text) for text in texts(column) if text is not None})
     if len(values) > _MOST_SPLITS:
         raise OptionError(
             f"--split-by {printable(joins.split_by)}: has {len(values):,} values; at most "
@@ -590,17 +673,6 @@ def _column_of(listing: Listing, name: str) -> Column:
 def is_column(theirs: str) -> bool:
     """Tell whether a name in --fields is one of a column, and not of a folder or pattern."""
     return not theirs.endswith("/") and "*" not in theirs
-
-
-def _texts(column: Column, most: int | None = None) -> Iterator[bytes | None]:
-    """Yield the values of the first rows as text, of all by default; None where there is none."""
-    rows = np.arange(len(column) if most is None else min(most, len(column)))
-    for value in column.raw(rows):
-        yield value if value is None else bytes(value) if column.ends is not None else _text(value)
-
-
-def _text(value: Any) -> bytes:
-    return str(value).encode()
 
 
 def _ints(values: Ints) -> Column:

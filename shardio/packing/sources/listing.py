@@ -44,7 +44,7 @@ from .base import (
     renamed,
     some_of,
 )
-from .field_names import LABELS, PATHS, check_known_fields, known, nameable
+from .field_names import LABELS, PATHS, check_known_fields, known, known_label, nameable
 from .files import (
     MISSING,
     check_image,
@@ -196,7 +196,8 @@ def _choose(table: Table, request: SourceRequest) -> _Chosen:
     chosen = _Chosen(_choose_paths(columns, free, request))
     key = _choose_key(table, chosen, request) if chosen.paths is None else None
     labels = [name for name, column in free.items() if column.kind in ("int", "float", "str")]
-    label = asked.get("label") or known(LABELS, (one for one in labels if one != chosen.paths))
+    labels = [name for name in labels if name != chosen.paths]
+    label = asked.get("label") or known_label(LABELS, labels, columns)
     left_out = []
     for theirs in columns:
         ours = [n for n, source in asked.items() if source == theirs and n not in ("image", KEY)]

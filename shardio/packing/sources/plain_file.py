@@ -22,7 +22,8 @@ def plain_file(path: bytes, request: SourceRequest) -> Iterator[bytes]:
     archive = None if os.path.lexists(path) else root_in_archive(folder, request)
     if archive is None:
         if not os.path.isfile(path):
-            raise SourceError(f"{printable(path)}: expected a file, and there is none")
+            where = " of this machine" if b"://" in path else ""
+            raise SourceError(f"{printable(path)}: expected a file{where}, and there is none")
         yield path
         return
     (seen,) = archive.look([name])

@@ -36,7 +36,7 @@ from ...formats.sample import MAX_FIELDS, MAX_HEAD, pack, unpack
 from ...names import from_file_name, key_text
 from ...storage.location import locate
 from .base import Ints
-from .field_names import PATHS
+from .field_names import LABELS, PATHS
 from .files import first_sign
 
 _ROWS = 4096  # that become columns at once
@@ -46,6 +46,8 @@ _SNIFFED = 50  # lines by which it is told what separates cells
 _MAX_CELL = MAX_HEAD  # characters; a record could not hold more
 
 _SPACE = re.compile(r"[ \t\r\n]*")
+
+_HEADERS = {*PATHS, *LABELS, "id", "image_id"}  # which a first line of words may have
 
 _UNPACK = {".gz": "gunzip -k", ".bz2": "bunzip2 -k", ".xz": "unxz -k", ".zst": "unzstd"}
 
@@ -166,24 +168,27 @@ def read(path: bytes) -> Table:
         raise SourceError(f"{shown}: cannot be read: {error.strerror}") from None
 
 
-def read_plain(path: bytes, names: Sequence[str] = ()) -> Table:
+def read_plain(path: bytes, names: Sequence[str] = (), *, gaps: bool = True) -> Table:
     """Read a table as it was written by hand or by a script, with these names of its columns.
 
     Cells are separated by tabs, commas or blanks. Comments (#) on top are left out, and a first
     line with the number of rows. Without `names`, a first line of words over numbers has them, also
     if it does not name the first column; else they are column1, column2, ... With blanks, the last
-    of the `names` takes the rest of a line. Raises SourceError.
+    of the `names` takes the rest of a line. Empty lines are left out; without `gaps`, only the last
+    ones. Raises SourceError.
     """
     with contextlib.closing(_Lines(path)) as lines, _csv_errors(lines):
         sign = {".csv": ",", ".tsv": "\t"}.get(ending(path) or "") or _separator(path, names)
         rows = _plain_rows(lines, sign, len(names) - 1)
+        if not gaps:
+            rows = _without_gaps(lines, rows)
         first = list(itertools.islice(rows, 3))
         widths = [len(row) for _, row in first]
         if widths[:1] == [1] and max(widths) > 1 and first[0][1][0].isdigit():
             first.pop(0)
         if not first:
             raise SourceError(f"{lines.shown}: there are no rows in it")
-        found = _names_of([row for _, row in first])
+        found = _names_of([row for _, row in first], bool(names))
         if found is not None:
             first.pop(0)
         width = len(first[0][1]) if first else len(found or names)
@@ -191,8 +196,23 @@ def read_plain(path: bytes, names: Sequence[str] = ()) -> Table:
         return _filled(lines, itertools.chain(first, rows), found)
 
 
-def _names_of(rows: list[list[str]]) -> list[str] | None:
-    """Return the names of columns that the first row has; None where it is a row like others."""
+def _without_gaps(
+    lines: _Lines, rows: Iterable[tuple[int, list[str]]]
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield rows. Raises SourceError for an empty line before another one."""
+    empty = 0
+    for number, row in rows:
+        if row and empty:
+            raise lines.error("is empty, and rows of this table are numbered", empty)
+        empty = 0 if row else empty or number
+        yield number, row
+
+
+def _names_of(rows: list[list[str]], called: bool) -> list[str] | None:
+    """Return the names of columns that the first row has; None where it is a row like others.
+
+    called: they have other names.
+    """
     if len(rows) < 2:
         return None
     names, values = rows[:2]
@@ -201,7 +221,10 @@ def _names_of(rows: list[list[str]]) -> list[str] | None:
         return None
     if len(values) == len(names) + 1:
         return [PATHS[0], *names]
-    return names if len(names) == len(values) and any(map(number, values)) else None
+    named = any(map(number, values)) or (
+        not called and any(name.casefold() in _HEADERS for name in names)
+    )
+    return names if len(names) == len(values) and named else None
 
 
 def _separator(path: bytes, names: Sequence[str]) -> str | None:
