@@ -316,6 +316,10 @@ def test_what_is_packed_of_a_wrapped_archive_is_said(tmp_path: Path) -> None:
     )
     done = pack_one(one_class, tmp_path / "one")
     assert (done.records, done.classes) == (3, 1)
+    assert (
+        f"its only folder is the one class; if that is none, give its path, {one_class}/cats"
+        in (done.notes)
+    )
 
 
 @pytest.mark.parametrize(

@@ -565,6 +565,8 @@ def test_coco_in_zips_finds_its_images(tmp_path: Path) -> None:
     assert (
         f"images are those in {zips}/train2017.zip/train2017; --root says otherwise" in done.notes
     )
+    refused = shardio("pack", zips, tmp_path / "two", code=2).stderr
+    assert f"  {zips}/annotations_trainval2017.zip/{name}" in refused
     both = zipped(labels | {photos + key: one for key, one in FLAT.items()})
     (tmp_path / "all.zip").write_bytes(both)
     pack(tmp_path / "all.zip" / name, tmp_path / "one", jobs=1)

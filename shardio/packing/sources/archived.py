@@ -256,6 +256,14 @@ def _are_numbered(paths: Sequence[bytes]) -> bool:
     return numbers == list(range(numbers[0], numbers[0] + len(numbers))) and numbers[0] < 2
 
 
+def file_path(request: SourceRequest, path: bytes) -> str:
+    """Return the path of a file of the folder that is packed, as it is given to `pack`."""
+    folder = request.files
+    if isinstance(folder, ArchiveFolder):
+        return f"{folder.archive_of(path)}/{printable(path)}"
+    return printable(os.path.join(request.path, path), 4096)
+
+
 def some_folders(folder: SourceFolder) -> str:
     """Say what lies at the top of an archive, its folders first; nothing of other folders."""
     if not isinstance(folder, ArchiveFolder):

@@ -36,7 +36,7 @@ import numpy as np
 from ...errors import OptionError, SourceError, printable
 from ...formats.sample import MAX_HEAD, Sample, pack, unpack
 from ...names import KEY, key_bytes, key_text
-from .archived import root_in_archive, root_of, some_folders, split_path
+from .archived import file_path, root_in_archive, root_of, some_folders, split_path
 from .base import (
     Ints,
     Listing,
@@ -231,9 +231,8 @@ def refuse_folder(request: SourceRequest, names: Sequence[bytes]) -> None:
         with contextlib.suppress(SourceError):
             _, inner, *_ = folder_of(request).below(b"annotations").top()
             there += [b"annotations/" + name for name in inner if _NAMES.fullmatch(name)]
-    found = [os.path.join(request.path, name) for name in sorted(there)]
-    if found:
-        files = "\n".join(f"  {printable(path, 4096)}" for path in found[:20])
+    if there:
+        files = "\n".join(f"  {file_path(request, name)}" for name in sorted(there)[:20])
         raise OptionError(
             f"{request.shown}: it holds annotations of COCO; give the file that is to be packed, "
             "each into a directory of its own (--from imagefolder packs the folder as images):\n"

@@ -201,6 +201,11 @@ def image_folder(
         found[name].check_some(f"{shown}/{printable(name)}" if name else shown)
     if list(found) != [""]:
         note_top(found, folder, inside)
+    if folder.in_archives and len(classes) == 1 and label is None:
+        found[next(iter(found))].notes.append(
+            "its only folder is the one class; if that is none, give its path, "
+            + printable(folder.below(classes[0]).path, 4096)
+        )
     alike = [name for name in classes if name in SPLITS]
     if splits is None and list(found) == [""] and len(alike) > 1:
         other = next(name for name in classes if name not in SPLITS)
