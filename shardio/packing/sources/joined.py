@@ -230,13 +230,6 @@ class _Columns:
         """The most classes that folders, or --label, make."""
         return max(len(one.classes or ()) for one in self._images.listings.values())
 
-    def _has_label(self) -> bool:
-        """Tell whether records have a label that is no folder: of --label, or of their own."""
-        folders = self._request.kind == "imagefolder" and self._request.label is None
-        return not folders and any(
-            "label" in dict(one.fields) for one in self._images.listings.values()
-        )
-
     def lacks(self, column: Column) -> int:
         """Return how many images are packed without a value of a column."""
         mask = column.mask
@@ -438,7 +431,7 @@ class _Columns:
         if odd:
             raise OptionError(f"--fields {printable(odd[0])}: no column can be called so")
         taken = {n for one in self._images.listings.values() for n, _ in one.fields}
-        if not self._has_label():
+        if not _has_label(self._images):
             taken -= {"label"}
         taken |= {*asked, "image", KEY}
         left_out = [name for name in free if not nameable(name) or name in taken]
@@ -450,7 +443,7 @@ class _Columns:
         """Return the column that is the label by its name; None where none is."""
         classed = self.classed > 1
         free = [name for name in free if name != self._request.joins.split_by]
-        if self._has_label():
+        if _has_label(self._images):
             return None
         if not classed and free in (["column2"], ["column1"]):
             return free[0]
@@ -531,6 +524,12 @@ def _number(column: Column, name: str) -> Any:
             f"of kind {column.kind}"
         )
     return np.where(column.mask, -1, column.values)
+
+
+def _has_label(images: ImageNames) -> bool:
+    """Tell whether records have a label that is no folder: of --label, or of their own."""
+    folders = images.request.kind == "imagefolder" and images.request.label is None
+    return not folders and any("label" in dict(one.fields) for one in images.listings.values())
 
 
 def _label_note(found: _Columns, label: Column | None, request: SourceRequest) -> str:
