@@ -125,7 +125,7 @@ class SourceOptions:
     where: Mapping[str, Any] | None = None
     classes: PathLike | None = None
     label: str | None = None
-    tables: Sequence[str] = ()
+    tables: Sequence[PathLike] = ()
     split_files: Mapping[str, PathLike] | None = None
     split_by: str | None = None
     boxes: PathLike | None = None
@@ -152,9 +152,10 @@ class SourceOptions:
 
     def joins(self) -> Joins:
         """Return what is said of the records by files beside them. Raises OptionError."""
-        tables = [self.tables] if isinstance(self.tables, str) else self.tables
+        alone = isinstance(self.tables, str | os.PathLike)
+        tables: Any = [self.tables] if alone else self.tables
         listed = isinstance(tables, Sequence) and not isinstance(tables, bytes)
-        if not listed or not all(isinstance(one, str) and one for one in tables):
+        if not listed or not all(isinstance(one, str | os.PathLike) and one for one in tables):
             raise OptionError(
                 f"tables is {printable(repr(self.tables))}: expected files, such as "
                 "['labels.csv', 'names.txt:label,name']"
@@ -176,7 +177,7 @@ class SourceOptions:
         if files and column:
             raise OptionError("--split-files and --split-by both say what the splits are: give one")
         return Joins(
-            tuple(tables),
+            tuple(map(path_text, tables)),
             {name: path_text(path) for name, path in files.items()},
             column or None,
             {name: value for name, _, value in pairs},

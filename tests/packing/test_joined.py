@@ -279,6 +279,29 @@ def test_a_file_that_is_no_image_does_not_take_the_name_of_one(tmp_path: Path) -
     assert column(found[""], "n") == NUMBERS
 
 
+def test_rows_of_other_folders_are_of_other_images(tmp_path: Path) -> None:
+    """Where both have folders, these must be the same; else one is told what was not compared."""
+    plant(tmp_path / "in", {f"train/{n}.jpg": noise(n, 50) for n in NAMES})
+    rows = "path,n\n" + "".join(f"val/{n}.jpg,{v}\n" for n, v in NUMBERS.items())
+    table = write(tmp_path / "l.csv", rows)
+    with pytest.raises(SourceError, match=r"no column of it names images, such as train/000.jpg"):
+        pack_all(tmp_path / "in", tmp_path / "out", tables=table, splits=False)
+    with pytest.raises(SourceError, match="names no images"):
+        pack_all(tmp_path / "in", tmp_path / "out", split_files={"x": table}, splits=False)
+    options = {"tables": [Path(table)], "fields": {"image": "path"}, "splits": False}
+    found = pack_all(tmp_path / "in", tmp_path / "out", **options)[""]
+    assert column(found, "n") == NUMBERS
+    [done] = pack(tmp_path / "in/train", tmp_path / "flat", **grouped({"tables": [table]}))
+    assert "the folders before, as in val/000.jpg, are not compared" in "".join(done.notes)
+
+
+def test_an_archive_is_no_table(tmp_path: Path) -> None:
+    plant(tmp_path / "in", FLAT)
+    (tmp_path / "l.zip").write_bytes(zipped({"l.csv": b"id,n\n"}))
+    with pytest.raises(SourceError, match=r"l.zip: .*archive; give the path of a file in it"):
+        pack_all(tmp_path / "in", tmp_path / "out", tables=str(tmp_path / "l.zip"))
+
+
 def test_a_changed_value_is_another_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(tmp_path / "in", FLAT)
     table = write(tmp_path / "l.txt", "".join(f"{n} {v}\n" for n, v in NUMBERS.items()))

@@ -52,7 +52,7 @@ def read_annotations(
     if not places:
         raise SourceError(f"--boxes {shown}: no file of boxes, .xml or .txt, lies there")
     keys = [walked.keys[i] for i in places]
-    _, way = images.way_of(keys)
+    _, way = images.way_of(keys, loose=True)
     rows, lost = images.find(keys, way, shown)
     found = Annotations({}, None, form == b".txt", {})
     if lost:

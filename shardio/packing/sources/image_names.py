@@ -21,8 +21,8 @@ _TRIED = 1000  # rows of a column that are looked at first for names of images
 _ENDING = re.compile(rb"(?<=[^/])\.[^./\s]*\Z")
 
 # How rows name images: by how many last parts of a path; whether the ending of the image counts,
-# and that of the row.
-Way = tuple[int, bool, bool]
+# and that of the row; whether folders before these parts may be called otherwise.
+Way = tuple[int, bool, bool, bool]
 
 
 class ImageNames:
@@ -62,18 +62,31 @@ class ImageNames:
             self._known[way[:2]] = found, again
         return self._known[way[:2]]
 
-    def way_of(self, names: Collection[bytes]) -> tuple[int, Way]:
+    def way_of(self, names: Collection[bytes], *, loose: bool = False) -> tuple[int, Way]:
         """Return how many of some names are of images, and by which way of naming."""
-        best, chosen = 0, (1, True, True)
+        best, chosen = 0, (1, True, True, loose)
         for parts in range(self.depth, 0, -1):
-            for way in ((parts, True, True), (parts, False, True), (parts, False, False)):
-                found, again = self.places(way)
-                count = sum(image_name(one, parts, way[2]) in found for one in names)
+            for ending in ((True, True), (False, True), (False, False)):
+                way = (parts, *ending, loose)
+                _, again = self.places(way)
+                count = sum(self._place(one, way) is not None for one in names)
                 if count > best:
                     best, chosen = count, way
                 if best == len(names) and not again:
                     return best, chosen
         return best, chosen
+
+    def _place(self, text: bytes, way: Way) -> int | None:
+        """Return the image that a row names; None: none does."""
+        parts = way[0]
+        place = self.places(way)[0].get(image_name(text, parts, way[2]))
+        if place is None or way[3] or b"/" not in text or b"/" not in (path := self.paths[place]):
+            return place
+        folders, others = (
+            image_name(one, self.depth, True).split(b"/")[:-1] for one in (text, path)
+        )
+        common = min(len(folders), len(others))
+        return place if folders[len(folders) - common :] == others[len(others) - common :] else None
 
     def naming(self, columns: Mapping[str, Column], shown: str) -> tuple[str, Way] | None:
         """Return the column that names images, and how; None where none does.
@@ -87,7 +100,7 @@ class ImageNames:
         for most, least in ((_TRIED, None), (None, len(self.paths))):
             for name, column in typed.items():
                 tried = {text for text in texts(column, most) if text}
-                fits, way = self.way_of(tried)
+                fits, way = self.way_of(tried, loose=asked in columns)
                 if 2 * fits > (len(tried) if least is None else least):
                     found[name] = way
             if found:  # else by all rows: those of other images may come first
@@ -110,12 +123,14 @@ class ImageNames:
                 )
         return next(iter(found.items()), None)
 
-    def show(self, way: Way) -> str:
-        """Say how rows name images."""
-        parts, whole, _ = way
+    def show(self, way: Way, example: bytes) -> str:
+        """Say how rows name images, as this one does."""
+        parts, whole = way[:2]
         how = "file name" if parts == 1 else f"last {parts} parts of the path"
         how = "path" if parts == self.depth > 1 else how
-        return f"by {how}, {'with' if whole else 'without'} its ending"
+        left = example.strip(b"./").count(b"/") >= self.depth
+        more = f"; the folders before, as in {printable(example)}, are not compared" if left else ""
+        return f"by {how}, {'with' if whole else 'without'} its ending{more}"
 
     def find(
         self, names: Iterable[bytes | None], way: Way, what: str
@@ -124,16 +139,15 @@ class ImageNames:
 
         Raises SourceError for names that several images have, and images that several rows name.
         """
-        found, again = self.places(way)
+        _, again = self.places(way)
         rows = np.full(len(self.paths), -1, np.int64)
         lost = []
         for row, text in enumerate(names):
-            name = b"" if text is None else image_name(text, way[0], way[2])
-            place = found.get(name)
+            place = None if text is None else self._place(text, way)
             if place is None:
                 lost.append((row, text or b""))
                 continue
-            if name in again:
+            if (name := image_name(self.paths[place], *way[:2])) in again:
                 both = [
                     printable(path) for path in self.paths if image_name(path, *way[:2]) == name
                 ][:2]

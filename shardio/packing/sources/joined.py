@@ -352,10 +352,11 @@ class _Columns:
                     "them as in FILE:image,label"
                 )
             rows, lost = self._images.find(texts(columns[column]), way, shown)
+            example = next(filter(None, texts(columns[column])), b"")
             self._names.append(column)
             self.notes.append(
                 f"{shown}: column {printable(column)!r} names {int((rows >= 0).sum()):,} of "
-                f"{show_count(len(rows), 'image')}, {self._images.show(way)}"
+                f"{show_count(len(rows), 'image')}, {self._images.show(way, example)}"
             )
             if lost:
                 rest = f"{show_count(len(lost), 'row')} of no image, as {printable(lost[0][1])}"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from ...errors import ShardioError, SourceError, printable
 from .archived import root_in_archive
 from .base import Rejected, SourceRequest
+from .files import is_archive
 
 
 @contextlib.contextmanager
@@ -24,6 +25,11 @@ def plain_file(path: bytes, request: SourceRequest) -> Iterator[bytes]:
         if not os.path.isfile(path):
             where = " of this machine" if b"://" in path else ""
             raise SourceError(f"{printable(path)}: expected a file{where}, and there is none")
+        if is_archive(path):
+            raise SourceError(
+                f"{printable(path)}: expected a file, and this is an archive; give the path of a "
+                "file in it, as in labels.zip/labels.csv"
+            )
         yield path
         return
     (seen,) = archive.look([name])
