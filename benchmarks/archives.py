@@ -2,9 +2,10 @@
 
 All rounds read from a warm page cache, remove what they wrote, and flush the device before the
 next. "unpacked first" unpacks the archive by `tar -xf` into a new folder, and packs that; the files
-that it takes are in the table. Start-up is in all times. Also the headers that are listed in a
-second, from memory, by the CPU time of one process. Of a packing, the CPU time of all its processes
-tells more than the clock where others use the machine.
+that it takes are in the table. On the disk with a limit, which is the kernel's own (limits.py),
+nothing of the source is in memory, and requests are counted. Start-up is in all times. Also the
+headers that are listed in a second, from memory, by the CPU time of one process. Of a packing, the
+CPU time of all its processes tells more than the clock where others use the machine.
 """
 
 from __future__ import annotations
@@ -19,10 +20,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from shardio.errors import StorageError
+from shardio.tuning.throttle import Group
+
 from . import data
+from .cold_rounds import drop
 from .harness import ROOT, Result, interleave, median, show
 
 FOLDER, LIMIT = "the folder", 1.1
+REQUESTS = 3_000  # a second, as cloud disks give by default
 PACK = (sys.executable, "-m", "shardio", "pack", "--quiet", "--jobs", "2")
 
 
@@ -58,6 +64,8 @@ def run(source: data.Data, result: Result) -> None:
         for kind in ("tar", "zip"):
             share = median(measured[kind], "seconds") / median(measured[FOLDER], "seconds")
             result.target(f"{kind} of {what}, of the folder's time", share, LIMIT)
+        unlimited = {name: path for name, path in made.items() if "unpacked" not in name}
+        _limited(source, result, what, {FOLDER: folder, **unlimited})
         for kind in ("tar", "zip"):
             rates = [{"rate": _headers(made[kind], len(files))} for _ in range(rounds)]
             result.raw(f"headers/s, {kind} of {what}", {kind: rates})
@@ -65,6 +73,32 @@ def run(source: data.Data, result: Result) -> None:
             show(f"  {kind} of {what}: {rate:,.0f} headers/s")
             result.target(f"headers/s, {kind} of {what}", rate, -200_000, unit="/s")
         data.remove(source.scratch / "archives" / folder.name)
+
+
+def _limited(source: data.Data, result: Result, what: str, entries: dict[str, Path]) -> None:
+    """Pack from a disk that is held to few requests a second."""
+    out = source.scratch / "out"
+    try:
+        with Group(source.scratch, REQUESTS) as group:
+
+            def cold(path: Path) -> dict[str, Any]:
+                drop(path)
+                before = group.reads()
+                enter = ["sh", "-c", 'echo 0 > "$1" && shift && exec "$@"', "sh", group.members]
+                found = _timed([*enter, *PACK, str(path), str(out)], out, 0)
+                return {"seconds": found["seconds"], "reads": group.reads() - before}
+
+            ways = {name: partial(cold, path) for name, path in entries.items()}
+            measured = interleave(ways, 1 if source.quick else 3)
+    except StorageError as error:
+        result.note(f"A disk with a limit was not measured: {error}")
+        return
+    title = f"{what}, cold, on a disk of {REQUESTS:,} requests/s"
+    result.raw(title, measured)
+    result.table(
+        f"Packing {title}", measured, {"seconds": "s", "reads": "requests"},
+        versus=FOLDER, by="seconds",
+    )  # fmt: skip
 
 
 def _archives(folder: Path, made: Path) -> dict[str, Path]:
