@@ -15,6 +15,7 @@ import resource
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -61,7 +62,7 @@ def run(source: data.Data, result: Result) -> None:
             {"seconds": "s", "cpu": "CPU s", "files": "files beside OUT", "bytes": "bytes of OUT"},
             versus=FOLDER, by="seconds",
         )  # fmt: skip
-        for kind in ("tar", "zip"):
+        for kind in ("tar", "zip", "zip, stored"):
             share = median(measured[kind], "seconds") / median(measured[FOLDER], "seconds")
             result.target(f"{kind} of {what}, of the folder's time", share, LIMIT)
         unlimited = {name: path for name, path in made.items() if "unpacked" not in name}
@@ -107,6 +108,7 @@ def _archives(folder: Path, made: Path) -> dict[str, Path]:
     found = {
         "tar": made / "x.tar",
         "zip": made / "x.zip",
+        "zip, stored": made / "stored.zip",
         "tgz, unpacked by pack": made / "x.tgz",
     }
     subprocess.run(["tar", "--sort=name", "-cf", found["tar"], "-C", folder, "."], check=True)
@@ -114,13 +116,15 @@ def _archives(folder: Path, made: Path) -> dict[str, Path]:
     subprocess.run(gzip, check=True)
     program = (
         "import os, sys, zipfile\n"
-        "with zipfile.ZipFile(sys.argv[2], 'w', zipfile.ZIP_DEFLATED, compresslevel=6) as out:\n"
+        "with zipfile.ZipFile(sys.argv[2], 'w', int(sys.argv[3]), compresslevel=6) as out:\n"
         "    for folder, _, names in sorted(os.walk(sys.argv[1])):\n"
         "        for name in sorted(names):\n"
         "            path = os.path.join(folder, name)\n"
         "            out.write(path, os.path.relpath(path, sys.argv[1]))\n"
     )
-    subprocess.run([sys.executable, "-c", program, folder, found["zip"]], check=True)
+    for kind, way in (("zip", zipfile.ZIP_DEFLATED), ("zip, stored", zipfile.ZIP_STORED)):
+        command = [sys.executable, "-c", program, folder, found[kind], str(way)]
+        subprocess.run(command, check=True)
     return found
 
 
