@@ -25,9 +25,8 @@ from ...storage.remote import RemoteLocation
 from ...units import show_count
 from .archives.extent import Extent, extent_in, extent_of
 from .archives.folder import ArchiveFolder, open_archive, open_folder_of_archives
-from .archives.inflate import Inflating
 from .archives.tree import is_plain_tar, look_into
-from .arrays import names_images
+from .arrays import inflating_of, names_images
 from .base import SourceFolder, SourceRequest
 from .files import (
     DiskFolder,
@@ -67,7 +66,7 @@ def find_archives(request: SourceRequest) -> SourceRequest | None:
     archive, inner = through
     if not inner and _may_be_grouped(request) and _is_grouped([archive], extent_of, request):
         return None
-    whole, inner = open_archive(archive, _inflating(request), inner, ignore=request.ignore)
+    whole, inner = open_archive(archive, inflating_of(request), inner, ignore=request.ignore)
     if not inner:
         return replace(request, files=whole if request.splits else whole.unwrapped())
     folder = whole.below(inner)
@@ -108,16 +107,12 @@ def root_in_archive(root: bytes, request: SourceRequest) -> ArchiveFolder | None
         names = [name for name in files if not folder.ignores(name)]
         if folders or not names or not all(map(is_archive, names)):
             return None
-        return open_folder_of_archives(folder, _inflating(request))
+        return open_folder_of_archives(folder, inflating_of(request))
     through = _through(root, locate(os.fsdecode(root), request.storage))
     if through is None:
         return None
-    whole, inner = open_archive(through[0], _inflating(request), through[1])
+    whole, inner = open_archive(through[0], inflating_of(request), through[1])
     return whole.below(inner)
-
-
-def _inflating(request: SourceRequest) -> Inflating:
-    return Inflating(request.work_dir, request.progress, request.tell)
 
 
 def _through(path: bytes, location: Location) -> tuple[_Archive, bytes] | None:
@@ -175,7 +170,7 @@ def find_in_folder(request: SourceRequest, folder: SourceFolder) -> SourceReques
         return None  # which format is meant, is asked
     if _may_be_grouped(request) and _is_grouped(archives, partial(extent_in, folder), request):
         return None
-    found = open_folder_of_archives(folder, _inflating(request))
+    found = open_folder_of_archives(folder, inflating_of(request))
     return replace(request, files=found if request.splits else found.unwrapped())
 
 

@@ -27,6 +27,7 @@ from ...formats.sample import Sample
 from ...images.decode import ppm
 from ...names import KEY, key_bytes, key_text
 from ..options import read_layout
+from .archives.extent import check_same
 from .archives.inflate import Inflating
 from .array_files import Array, arrays_in, names_array, split_of, stored_in
 from .base import (
@@ -42,7 +43,7 @@ from .base import (
     some_of,
 )
 from .field_names import LABELS, check_known_fields, known, nameable
-from .files import DiskFolder, changed, folder_of, mtime, not_images
+from .files import DiskFolder, changed, folder_of, not_images
 from .tables import Column
 
 _IMAGES = ("image", "images", "img", "imgs", "x", "data", "pixels")
@@ -136,7 +137,7 @@ class Arrays(Source):
             yield read
             for field, of_field in zip(self._ranged, files, strict=True):
                 for one, file in zip(field.arrays, of_field, strict=True):
-                    _check_same(one, file)
+                    check_same(file, one.stored.extent, key_bytes(one.stored.path))
 
 
 def _opened(array: Array, stack: contextlib.ExitStack) -> Any:
@@ -145,17 +146,9 @@ def _opened(array: Array, stack: contextlib.ExitStack) -> Any:
         file = stack.enter_context(contextlib.closing(extent.location.open(extent.name)))
     except FileNotFoundError:
         raise changed(key_bytes(array.stored.path), "it is gone") from None
-    _check_same(array, file)
+    check_same(file, extent, key_bytes(array.stored.path))
     file.scattered()
     return file
-
-
-def _check_same(array: Array, file: Any) -> None:
-    """Raise SourceChangedError for an open file that is not as it was listed."""
-    if file.descriptor >= 0:
-        status, extent = os.fstat(file.descriptor), array.stored.extent
-        if (status.st_size, mtime(status)) != (extent.file_size, extent.file_stamp):
-            raise changed(key_bytes(array.stored.path), "its size or time of change is another")
 
 
 # --- where arrays lie -----------------------------------------------------------------------------

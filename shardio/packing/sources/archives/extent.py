@@ -10,7 +10,7 @@ from ....errors import printable
 from ....formats.foreign.tar import Readable
 from ....names import key_text
 from ....storage.local import LocalDirectory
-from ..files import DiskFolder, mtime
+from ..files import DiskFolder, changed, mtime
 from ..store_folder import StoreFolder
 from ..store_reader import StoredObject
 
@@ -69,6 +69,14 @@ class Part:
     def read(self, start: int, length: int) -> bytes:
         """Read exactly `length` bytes from `start` of the extent."""
         return self._file.read(self._start + start, length)
+
+
+def check_same(file: Bytes, extent: Extent, path: bytes) -> None:
+    """Raise SourceChangedError for an open file that is not as it was listed. path: its name."""
+    if file.descriptor >= 0:
+        status = os.fstat(file.descriptor)
+        if (status.st_size, mtime(status)) != (extent.file_size, extent.file_stamp):
+            raise changed(path, "its size or time of change is another")
 
 
 def extent_of(path: bytes | StoredObject) -> Extent:

@@ -19,13 +19,12 @@ from ..files import (
     ignores_nothing,
     is_archive,
     is_ignored,
-    mtime,
     not_images,
 )
 from ..listed_folder import Listed, ListedFolder
 from ..store_folder import StoreFolder
 from ..store_reader import StoredObject
-from .extent import Bytes, Extent, Part, extent_of
+from .extent import Bytes, Extent, Part, check_same, extent_of
 from .inflate import Inflating, is_there
 from .member_table import DEFLATED, PLAIN
 from .tree import Tree, member, tree_of_archive, tree_of_folder
@@ -87,7 +86,7 @@ class ArchiveFolder(ListedFolder):
         try:
             yield self._read
             for file, extent in files.values():
-                _check_same(file, extent)
+                check_same(file, extent, key_bytes(extent.name))
         finally:
             for file, _ in files.values():
                 file.close()
@@ -174,7 +173,7 @@ class ArchiveFolder(ListedFolder):
             packed, way, checksum = int(tree.packed[row]), tree.ways[row], tree.checksums[row]
             return read_member(Part(file, extent), full, start, packed, size, way, checksum)
         except (DamageError, ValueError) as error:
-            _check_same(file, extent)
+            check_same(file, extent, key_bytes(extent.name))
             raise Rejected(f"cannot be read from {extent.shown}: {error}") from None
 
     def _opened(self, extent: Extent, path: bytes) -> Bytes:
@@ -185,24 +184,16 @@ class ArchiveFolder(ListedFolder):
         if len(files) >= _MOST_OPEN:  # but those of a store have members under way
             first = next((one for one, (file, _) in files.items() if file.descriptor >= 0), None)
             if first is not None:
-                _check_same(*files[first])
+                check_same(*files[first], key_bytes(files[first][1].name))
                 files.pop(first)[0].close()
         try:
             file: Bytes = extent.location.open(extent.name)
         except FileNotFoundError:
             raise changed(path, f"{extent.shown} is gone") from None
         file.scattered()
-        _check_same(file, extent)
+        check_same(file, extent, key_bytes(extent.name))
         files[key] = file, extent
         return file
-
-
-def _check_same(file: Bytes, extent: Extent) -> None:
-    """Raise SourceChangedError for an archive that is not the one that was listed."""
-    if file.descriptor >= 0:
-        status = os.fstat(file.descriptor)
-        if (status.st_size, mtime(status)) != (extent.file_size, extent.file_stamp):
-            raise changed(key_bytes(extent.name), "its size or time of change is another")
 
 
 # What this process listed last: pieces of one source are opened one after the other. Two, since
