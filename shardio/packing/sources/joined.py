@@ -148,10 +148,11 @@ def split_names(request: SourceRequest, inside: list[str]) -> list[str]:
 def join(found: Listings, request: SourceRequest) -> Listings:
     """Return listings with all columns that are asked for, by split. Raises as listing does."""
     joins = request.joins
-    images = ImageNames(found, request)
+    if joins == Joins():
+        return found
     if joins.first_label and not joins.tables:
         raise OptionError("--first-label: is for labels of --table, and none is given")
-    columns = None
+    images = ImageNames(found, request)
     if joins.tables or joins.boxes is not None:
         columns = _Columns(images, request)
         starts = images.starts()
