@@ -472,7 +472,7 @@ def _one_file(root: str, format: str | None, files: str | None, classes: Locatio
     format = format or next(iter(claims([name])), None)
     if format is None or format == "imagefolder":
         raise SourceError(
-            f"{_unknown_name(shown)}. Listings and COCO files are packed: `shardio pack "
+            f"{_unknown_name(shown)}. Archives, listings and COCO files are packed: `shardio pack "
             f"{_quoted(root)} OUT`"
         )
     folder = folder or os.curdir

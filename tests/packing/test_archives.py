@@ -322,6 +322,18 @@ def test_what_is_packed_of_a_wrapped_archive_is_said(tmp_path: Path) -> None:
     )
 
 
+def test_of_many_compressed_archives_only_the_first_have_a_line_each(tmp_path: Path) -> None:
+    """ImageNet-21k's classes may be 20,000 of them."""
+    for name in "abcdef":
+        data = tar({f"{i}.jpg": noise(f"{name}{i}", 60) for i in range(2)})
+        write(tmp_path / "in" / f"{name}.tgz", gzip.compress(data))
+    done = shardio("pack", tmp_path / "in", tmp_path / "out")
+    lines = done.stderr.splitlines()
+    assert [line.count("compressed as a whole") for line in lines] == [1] * 4
+    assert ["so it is with all that follow" in line for line in lines] == [False] * 3 + [True]
+    assert "12 files, 6 classes" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("tree", "kind"),
     [

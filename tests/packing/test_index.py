@@ -196,6 +196,10 @@ def test_what_cannot_be_indexed_is_told(tmp_path: Path, tars: Path) -> None:
     (tmp_path / "empty" / "notes.zip").touch()
     with pytest.raises(SourceError, match=r"holds 1 file, such as notes\.zip, of which none has"):
         index(tmp_path / "empty")
+    with pytest.raises(
+        SourceError, match=r"Archives, .* are packed: `shardio pack .*notes\.zip OUT"
+    ):
+        index(tmp_path / "empty" / "notes.zip")
     index(tars, out=tmp_path / "idx")
     with pytest.raises(SourceError, match=r"idx: holds the index of .* of webdataset, and no"):
         index(tmp_path / "idx")

@@ -887,3 +887,13 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert "out/train: 8 files, 5 classes" in result.stdout
     result = shardio("ls", tmp_path / "out/val", "--class", "k3")
     assert result.stdout.split()[-2:] == ["a/008.jpg", "k3"]
+
+
+@pytest.mark.parametrize("option", [{"tables": ["none.csv"]}, {"split_files": {"a": "none.csv"}}])
+def test_a_file_of_this_folder_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: dict[str, Any]
+) -> None:
+    plant(tmp_path / "in", {"1.jpg": noise("1", 60)})
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SourceError, match=r"^none\.csv: expected a file, and there is none$"):
+        pack_all("in", tmp_path / "out", **option)

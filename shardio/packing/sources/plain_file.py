@@ -20,7 +20,7 @@ def plain_file(path: bytes, request: SourceRequest) -> Iterator[bytes]:
     Raises SourceError.
     """
     folder, name = os.path.split(path)
-    archive = None if os.path.lexists(path) else root_in_archive(folder, request)
+    archive = None if os.path.lexists(path) else root_in_archive(folder or b".", request)
     if archive is None:
         if not os.path.isfile(path):
             where = " of this machine" if b"://" in path else ""

@@ -122,7 +122,7 @@ class ArchiveFolder(ListedFolder):
             folder = inner
         if folder is not self:
             shown = printable(folder._inner)
-            folder._said = [f"{shown} is all that is in the archive, and was packed as its folder"]
+            folder._said = [f"{shown} is all that is in the archive, and is packed as its folder"]
         return folder
 
     def archive_of(self, path: bytes) -> str:

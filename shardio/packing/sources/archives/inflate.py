@@ -39,6 +39,7 @@ _WAIT_S = 0.2  # for another process that unpacks the same archive
 _NAME = re.compile(r"unpacked-[0-9a-f]{16}(-[0-9a-f]{16})?\Z")
 _NAMED = len("unpacked-") + 16
 _PIECE = 1 << 20  # bytes that are inflated at a time
+_TOLD = 3  # archives that are unpacked with a line each
 _BACK = 256 << 10  # bytes that a stream still holds, for reads that go back a little
 # First bytes, and what reads such a file.
 _KINDS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -59,6 +60,7 @@ class Inflating:
     directory: str | None = None  # of the packing; None: nothing is written
     progress: Progress | None = None
     tell: Callable[[str], None] | None = None
+    told: int = 0  # archives of which it was told
 
     def inflate(self, extent: Extent, kind: str) -> Extent:
         """Return the archive in a compressed one. Raises DamageError, StorageError.
@@ -111,11 +113,13 @@ class Inflating:
 
     def _write(self, extent: Extent, kind: str, out: local.OnceFile, name: str) -> None:
         assert self.directory is not None
-        if self.tell is not None:
-            self.tell(
-                f"{extent.shown} is compressed as a whole ({show_size(extent.size)}): it is "
+        if self.tell is not None and self.told <= _TOLD:
+            text = f"{extent.shown} is compressed as a whole ({show_size(extent.size)}): it is "
+            text += (
                 f"unpacked once into {printable(self.directory)}/{name}, which the commit removes"
             )
+            self.tell(text + "; so it is with all that follow" * (self.told == _TOLD))
+            self.told += 1
         try:
             local.refuse_if_full(self.directory, extent.size)
             with contextlib.closing(extent.location.open(extent.name)) as file:
@@ -215,7 +219,7 @@ def _inflated(source: _PartStream, kind: str, shown: str) -> Iterator[bytes]:
     except _FAILS as error:
         raise DamageError(
             f"{shown}: damaged, or cut short, at byte {source.at:,} of its {kind} stream, after "
-            f"{done:,} bytes of content ({error})"
+            f"{done:,} bytes of content or more ({error})"
         ) from None
 
 

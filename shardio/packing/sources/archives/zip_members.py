@@ -120,7 +120,8 @@ def read_member(
         if not inflater.eof and len(data) <= size:
             raise ValueError("its deflated data have no end")
     if len(data) != size:
-        raise ValueError(f"it has {len(data):,} bytes or more, and its header states {size:,}")
+        found = f"{len(data):,} bytes{' or more' if len(data) > size else ''}"
+        raise ValueError(f"it has {found}, and its header states {size:,}")
     if zlib.crc32(data) != checksum:
         raise ValueError(f"its CRC-32 is {zlib.crc32(data):08x}, expected {checksum:08x}")
     return data
