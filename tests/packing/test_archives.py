@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 import os
+import re
 import stat
 import struct
 import subprocess
@@ -320,6 +321,32 @@ def test_what_is_packed_of_a_wrapped_archive_is_said(tmp_path: Path) -> None:
         f"its only folder is the one class; if that is none, give its path, {one_class}/cats"
         in (done.notes)
     )
+
+
+@pytest.mark.parametrize("form", ["tar", "class tars"])
+def test_texts_beside_class_folders_are_left_out_as_is_said(tmp_path: Path, form: str) -> None:
+    """Nobody can move them away within an archive."""
+    readme = {"README": b"text"}
+    if form == "tar":
+        source = write(tmp_path / "x.tar", tar(images() | readme))
+    else:
+        source = plant(tmp_path / "x", class_tars(images()) | readme)
+    with pytest.raises(SourceError) as caught:
+        pack_one(source, tmp_path / "out", kind="imagefolder")
+    said = re.search("--label '(.*)' --on-error (skip)", str(caught.value))
+    assert said is not None
+    given = {"label": said[1], "on_error": said[2], "kind": "imagefolder"}
+    done = pack_one(source, tmp_path / "out", **given)
+    right = pack_one(plant(tmp_path / "tree", images()), tmp_path / "right")
+    assert [key for key, _ in done.rejected] == ["README"]
+    assert (done.records, done.classes) == (right.records, right.classes)
+
+
+def test_texts_beside_one_folder_are_left_out_by_its_path(tmp_path: Path) -> None:
+    source = write(tmp_path / "x.tar", tar({"data/a/1.jpg": JPEG, "README": b"text"}))
+    with pytest.raises(SourceError, match=r"as SRC, such as .*/x\.tar/data:"):
+        pack_one(source, tmp_path / "out")
+    assert pack_one(source / "data", tmp_path / "out").records == 1
 
 
 def test_of_many_compressed_archives_only_the_first_have_a_line_each(tmp_path: Path) -> None:

@@ -165,7 +165,8 @@ def _samples(file: File) -> Iterator[_Sample]:
                 raise Unusable(
                     f"byte {begin}: {printable(key + b'.' + extension)} belongs to sample "
                     f"{printable(key)}, which began at byte {began[key]}, but members of others "
-                    "lie between.\nPack the files in the order of their names: tar --sort=name"
+                    "lie between.\nPack the files in the order of their names: tar --sort=name; or "
+                    "`shardio pack --from files` takes them in any order"
                 )
             began[key] = first = begin
             current, fields, members = key, {}, []

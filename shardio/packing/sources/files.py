@@ -511,16 +511,16 @@ def check_loose(files: list[bytes], folder: SourceFolder, advice: str = "") -> N
         whys = [(name, BESIDE if is_archive(name) else "in no class folder") for name in loose]
         way = "move them into one, or away"
         if not isinstance(folder, DiskFolder):
-            way = f"give the folder of the classes as SRC, such as {_first_folder(folder)}"
+            first, *others = sorted(folder.top().folders)
+            inner = printable(os.path.join(folder.path, first))
+            way = f"give the folder of the classes as SRC, such as {inner}"
+            if others:
+                way = "--label '^([^/]+)/' --on-error skip packs the folders, and leaves these out"
         raise SourceError(
             f"{printable(folder.path)}: {show_count(len(loose), 'file')} beside class folders; "
             f"{way}:\n"
             f"{listed(whys)}" + (f"\n{advice}" if advice else "")
         )
-
-
-def _first_folder(folder: SourceFolder) -> str:
-    return printable(os.path.join(folder.path, *sorted(folder.top().folders)[:1]))
 
 
 def twins(names: Iterable[bytes]) -> list[str]:
