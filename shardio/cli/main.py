@@ -92,11 +92,8 @@ def _refuse_unused(options: Mapping[str, Any]) -> None:
     if given:
         from ..storage.stores import SCHEMES
 
-        values = [one for dest, one in options.items() if dest not in names]
-        if not any(
-            colon and scheme.lower() in SCHEMES
-            for scheme, colon, _ in (str(one).partition("://") for one in values)
-        ):
+        values = [str(one).lower() for dest, one in options.items() if dest not in names]
+        if not any(f"{scheme}://" in one for scheme in SCHEMES for one in values):  # also in lists
             raise OptionError(
                 f"{given[0]}: goes with an argument that is a URL, such as s3://bucket/folder, and "
                 "none is; leave it out"

@@ -743,6 +743,18 @@ def test_options_of_a_store_without_a_url_are_refused(
     assert f"shardio: {option[0]}: goes with an argument that is a URL" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "option",
+    [("--table", "s3://none/x.tar/labels.csv"), ("--split-files", "a=s3://none/x.tar/a.txt")],
+)
+def test_options_of_a_store_go_with_files_of_labels_there(
+    source: Path, tmp_path: Path, run: Run, option: tuple[str, str]
+) -> None:
+    refused = ["--store-option", "endpoint=http://127.0.0.1:1", "--timeout", "0"]
+    done = run("pack", source, tmp_path / "out", *option, *refused)
+    assert done.returncode == 2 and done.stderr.startswith("shardio: --timeout is 0.0: ")
+
+
 def test_a_folder_that_is_called_like_a_store_is_no_url(
     source: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
