@@ -232,6 +232,13 @@ def test_a_kill_while_it_is_unpacked_starts_that_over(tmp_path: Path, calls: int
     assert content(out) == content(tmp_path / "right")
 
 
+@pytest.mark.parametrize("name", ["x.7z", "x.rar", "x.z01", "x.zip.001"])
+def test_other_archives_are_called_so(tmp_path: Path, name: str) -> None:
+    write(tmp_path / name, b"7z\xbc\xaf\x27\x1c")
+    with pytest.raises(SourceError, match=f"{name}: an archive that is not read"):
+        pack(tmp_path / name, tmp_path / "out")
+
+
 def test_gc_removes_what_was_unpacked_for_splits(tmp_path: Path) -> None:
     """A packing that was killed before its first shard has left it beside the splits."""
     tree = {

@@ -646,7 +646,7 @@ def test_voc_boxes_have_the_classes_of_folders(tmp_path: Path) -> None:
 YOLO = "1 0.5 0.5 0.5 0.25\n0 0.25 0.5 0.5 0.5\n"
 
 
-@pytest.mark.parametrize("names", ["yaml", "txt", None])
+@pytest.mark.parametrize("names", ["yaml", "txt", "deep", None])
 def test_yolo_boxes_become_pixels(tmp_path: Path, names: str | None) -> None:
     images = {
         f"{split}/{n}.png": picture(40 + i, 20, "PNG")
@@ -661,6 +661,8 @@ def test_yolo_boxes_become_pixels(tmp_path: Path, names: str | None) -> None:
         write(tmp_path / "yolo/data.yaml", "path: x\nnames:\n  0: cat\n  1: dog\n")
     elif names == "txt":
         write(tmp_path / "yolo/labels/classes.txt", "cat\ndog\n")
+    elif names == "deep":
+        write(tmp_path / "yolo/labels/train/obj.names", "cat\ndog\n")
     found = pack_all(tmp_path / "yolo/images", tmp_path / "out", boxes=tmp_path / "yolo/labels")
     assert sorted(found) == ["train", "val"]
     one = found["train"]["003.png"]
@@ -781,6 +783,15 @@ def test_a_column_is_splits(tmp_path: Path) -> None:
     assert [*column(found["val"], "part")] == NAMES[1::3]
     found = pack_all(tmp_path / "in", tmp_path / "two", tables=f"{table}:id,part", split_by="part")
     assert sorted(found) == ["0", "1", "2"] and len(found["2"]) == 4
+
+
+def test_a_column_called_label_may_be_the_splits(tmp_path: Path) -> None:
+    plant(tmp_path / "in", CLASSES)
+    rows = "".join(f"{n},{'xy'[i % 2]}\n" for i, n in enumerate(NAMES))
+    table = write(tmp_path / "l.csv", "id,label\n" + rows)
+    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table, split_by="label")
+    assert {name: len(one) for name, one in found.items()} == {"x": 6, "y": 6}
+    assert column(found["y"], "label") == dict.fromkeys(NAMES[1::2], 1)  # of the folders
 
 
 def test_a_column_of_a_listing_is_splits(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def read_annotations(
             except (Rejected, ValueError) as why:
                 found.unfit[image] = f"its boxes, {printable(walked.keys[place])}: {why}"
     if found.normalised:
-        found.classes = _names(folder, path, request)
+        found.classes = _names(folder, list(filter(_is_names, walked.keys)), request)
         _check_labels(objects, found)
     else:
         found.classes = _label(objects, classes, found)
@@ -123,11 +123,14 @@ def _read(read_file: ReadFile, walked: Walked, place: int) -> bytes:
     return read_file(walked.keys[place], size, int(walked.mtimes[place])) if size else b""
 
 
-def _names(folder: SourceFolder, path: str, request: SourceRequest) -> tuple[str, ...] | None:
+def _names(
+    folder: SourceFolder, within: Sequence[bytes], request: SourceRequest
+) -> tuple[str, ...] | None:
     """Return the names of YOLO's classes: a file beside the boxes, or in the folder above."""
-    above = root_of(replace(request, root=os.path.normpath(os.path.join(path, ".."))))
-    for place in (folder, above):
-        for name, seen in zip(_NAMES, place.look(_NAMES), strict=True):
+    path = os.path.join(request.joins.boxes or "", "..")
+    above = root_of(replace(request, root=os.path.normpath(path)))
+    for place, names in ((folder, within), (above, _NAMES)):
+        for name, seen in zip(names, place.look(names), strict=True):
             if seen.why is None:
                 with place.opened() as read_file:
                     data = read_file(name, seen.size, seen.mtime)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -29,6 +30,7 @@ from .plain_file import plain_file
 from .store_folder import folder_in_store
 from .trees import lies_there as lies_in_trees
 
+_UNREAD = re.compile(rb"(?i)\.(7z|rar|z\d\d|zip\.\d+|7z\.\d+)\Z")
 _LOOKED = 3  # folders that are looked into for files of another format
 
 
@@ -114,6 +116,11 @@ def _kind(request: SourceRequest) -> str:
     claimed = next(iter(claims([key_text(os.path.basename(path))])), None)
     if claimed is None:
         refuse_file(request)
+        if _UNREAD.search(path):
+            raise SourceError(
+                f"{request.shown}: an archive that is not read; .tar, .zip and compressed tars "
+                "are. Unpack it, or make one of these of it"
+            )
         _refuse_part(path, request.shown)
         raise SourceError(
             f"{request.shown}: expected a folder of images, a listing, or a file of another "

@@ -102,10 +102,6 @@ class Joined(Source):
             "count": len(places),
         }
 
-    def column(self, name: str, places: Ints) -> Column | None:
-        """Return the values of a column; None where there is no such."""
-        return self._columns[name].take(places) if name in self._columns else None
-
 
 def reopen(described: Plain, piece: Plain, inner: Callable[[str, Plain, Plain], Source]) -> Joined:
     """Open a piece of joined records. inner: opens a piece of those that lie in the source."""
@@ -152,7 +148,7 @@ def join(found: Listings, request: SourceRequest) -> Listings:
         return found
     if joins.first_label and not joins.tables:
         raise OptionError("--first-label: is for labels of --table, and none is given")
-    images = ImageNames(found, request)
+    images, columns = ImageNames(found, request), None
     if joins.tables or joins.boxes is not None:
         columns = _Columns(images, request)
         starts = images.starts()
@@ -161,7 +157,7 @@ def join(found: Listings, request: SourceRequest) -> Listings:
         return found
     whole = found[""]
     if joins.split_by is not None:
-        return _by_column(whole, _column_of(whole, joins.split_by), request)
+        return _by_column(whole, _column_of(whole, joins.split_by, columns), request)
     return _by_files(images, whole, request)
 
 
@@ -243,6 +239,10 @@ class _Columns:
         if name not in there:
             raise OptionError(f"no column is called {printable(name)!r}; {there_are(there, name)}")
         return there[name]
+
+    def of_table(self, name: str) -> Column | None:
+        """Return a column as its table has it; None where none is called so."""
+        return self._columns.get(name)
 
     def joined(self, split: str, listing: Listing, start: int) -> Listing:
         """Return the listing of a split with the columns, without images that have no row.
@@ -426,6 +426,8 @@ class _Columns:
         check_known_fields({n: one for n, one in asked.items() if not parts[one]}, self._columns)
         used = {*asked.values()}.union(*parts.values())
         free = [name for name in self._columns if name not in used]
+        if self._request.joins.split_by == "label" in free:  # which would be taken for the label
+            free.remove("label")
         if "label" not in asked and (label := self._known_label(free)) is not None:
             asked["label"] = label
             free.remove(label)
@@ -654,12 +656,12 @@ def find_splits(request: SourceRequest) -> SourceRequest:
     return replace(request, joins=replace(joins, splits={value: value for value in values}))
 
 
-def _column_of(listing: Listing, name: str) -> Column:
-    """Return the values of a column of a listing. Raises OptionError."""
-    source = listing.source
-    found = None
-    if isinstance(source, (Joined, Rows)):
-        found = source.column(name, listing.own_places)
+def _column_of(listing: Listing, name: str, columns: _Columns | None) -> Column:
+    """Return the values of a column of a table, or of a listing. Raises OptionError."""
+    places, source = listing.own_places, listing.source
+    if columns is not None and (column := columns.of_table(name)) is not None:
+        return column.take(places)
+    found = source.column(name, places) if isinstance(source, Rows) else None
     if found is None:
         raise OptionError(
             f"--split-by {printable(name)}: no field is called so; there are "
