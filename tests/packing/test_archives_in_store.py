@@ -286,6 +286,26 @@ def test_the_root_of_a_listing_or_of_coco_may_be_an_archive(
             assert content(tmp_path / f"{kind} {name}") == content(tmp_path / f"disk {name}")
 
 
+def test_files_of_labels_may_lie_in_a_store(
+    s3: ObjectStore, web: Web, there: Path, tmp_path: Path
+) -> None:
+    text = "".join(f"{n} {n % 3}\n" for n in range(40))
+    (there / "labels.txt").write_text(text)
+    (there / "some.txt").write_text(text[: len(text) // 2].rpartition("\n")[0])
+    s3.put({name: there / name for name in ("labels.txt", "some.txt")})
+    for where in (str(there), web.url, s3.url):
+        out = tmp_path / where.partition(":")[0].strip("/").replace("/", "-")
+        read = {
+            "tables": [f"{where}/labels.txt:name,label"],
+            "split_files": {"train": f"{where}/some.txt"},
+        }
+        pack(f"{where}/flat.zip/pics", out, storage(s3) if where == s3.url else None, read=read)
+        assert content(out) == content(tmp_path / str(there).strip("/").replace("/", "-"))
+    with pytest.raises(SourceError, match=r"s3://.*/none.csv: there is no such file"):
+        read = {"tables": [f"{s3.url}/none.csv"]}
+        pack(f"{s3.url}/flat.zip/pics", tmp_path / "none", storage(s3), read=read)
+
+
 # --- how it is read -------------------------------------------------------------------------------
 
 
