@@ -40,6 +40,7 @@ from ..units import check_bool, show_count, show_size
 from . import output_dir
 from .process_pool import Progress
 from .reencode import ORIGINAL
+from .sources.field_names import is_folder
 from .sources.trees import Pattern, pattern_of
 
 
@@ -179,7 +180,8 @@ def _parallel(stored: Manifest, sample: Sample) -> Iterator[tuple[bytes, bytes]]
     endings = stored.options.get("endings")
     if not isinstance(endings, dict) or not all(isinstance(one, str) for one in endings.values()):
         raise DamageError(f"{stored.where}: options: expected the endings of files by field")
-    fields = {n: pattern_of(text) for n, text in stored.options.get("fields", {}).items()}
+    named = stored.options.get("fields", {}).items()  # some are columns of tables
+    fields = {name: pattern_of(text) for name, text in named if is_folder(text)}
     # All but the field whose paths the keys are have endings.
     stem = next((one for n, one in fields.items() if n not in endings), Pattern(b"")).stem(key)
     for name, one in fields.items():

@@ -23,6 +23,7 @@ from shardio.packing import sources
 from shardio.packing.options import Joins
 from shardio.packing.pack import commit, pack, plan
 from shardio.packing.sources.base import Listing, SourceRequest
+from shardio.packing.unpack import unpack
 
 NAMES = [f"{i:03d}" for i in range(12)]
 FLAT = {f"{name}.jpg": noise(name, 200) for name in NAMES}
@@ -882,6 +883,20 @@ def test_lists_split_images_with_masks(tmp_path: Path) -> None:
     found = pack_all(tmp_path / "in", tmp_path / "out", split_files=lists, fields=fields)
     assert sorted(found["train"]) == sorted(FLAT)[:4] and sorted(found["val"]) == sorted(FLAT)[4:6]
     assert found["val"]["005.jpg"]["mask"] == noise("005", 50)
+
+
+def test_images_with_masks_and_a_table_are_unpacked(tmp_path: Path) -> None:
+    """The label is no file, although --fields names it."""
+    tree: dict[str | bytes, bytes | None] = {f"images/{key}": one for key, one in FLAT.items()}
+    tree |= {f"masks/{n}.png": picture(8, 8, "PNG") for n in NAMES}
+    plant(tmp_path / "in", tree)
+    rows = "".join(f"{n},k{v}\n" for n, v in NUMBERS.items())
+    table = write(tmp_path / "l.csv", "id,kind\n" + rows)
+    fields = {"image": "images/", "mask": "masks/", "label": "kind"}
+    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table, fields=fields)[""]
+    assert column(found, "label") == NUMBERS
+    unpack(tmp_path / "out", tmp_path / "back")
+    assert content(tmp_path / "back") == content(tmp_path / "in")
 
 
 def test_the_command_line(tmp_path: Path) -> None:

@@ -67,6 +67,11 @@ def check_known_fields(asked: Mapping[str, str], there: Iterable[str]) -> None:
             )
 
 
+def is_folder(theirs: str) -> bool:
+    """Tell whether `--fields NAME=THEIRS` names a folder, or a pattern of files, and no field."""
+    return theirs.endswith("/") or "*" in theirs
+
+
 def our_names(asked: Mapping[str, str], there: Iterable[str]) -> dict[str, str]:
     """Return our names of a source's fields, by its own, in its order: those of `--fields`, if any.
 

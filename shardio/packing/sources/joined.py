@@ -39,7 +39,7 @@ from .base import (
     renamed,
     some_of,
 )
-from .field_names import LABELS, check_known_fields, known_label, nameable
+from .field_names import LABELS, check_known_fields, is_folder, known_label, nameable
 from .image_names import ImageNames, image_name, texts
 from .listing import Rows, number_classes
 from .plain_file import plain_file
@@ -116,7 +116,7 @@ def inner_request(request: SourceRequest) -> SourceRequest:
     """Return the request for the records alone, to which columns are then joined."""
     joins, fields = request.joins, request.fields
     if joins.tables:
-        fields = {name: theirs for name, theirs in fields.items() if not is_column(theirs)}
+        fields = {name: theirs for name, theirs in fields.items() if is_folder(theirs)}
     where = None if joins.tables else request.where
     label = None if "label" in request.fields and joins.tables else request.label
     return replace(request, joins=Joins(), fields=fields, where=where, label=label)
@@ -415,7 +415,7 @@ class _Columns:
 
     def _choose(self) -> dict[str, str]:
         """Return the columns that become fields, by the names of these. Raises OptionError."""
-        asked = {n: theirs for n, theirs in self._request.fields.items() if is_column(theirs)}
+        asked = {n: theirs for n, theirs in self._request.fields.items() if not is_folder(theirs)}
         images = asked.pop("image", None)
         if images is not None and images not in self._names:
             raise OptionError(
@@ -671,11 +671,6 @@ def _column_of(listing: Listing, name: str, columns: _Columns | None) -> Column:
 
 
 # --- columns --------------------------------------------------------------------------------------
-
-
-def is_column(theirs: str) -> bool:
-    """Tell whether a name in --fields is one of a column, and not of a folder or pattern."""
-    return not theirs.endswith("/") and "*" not in theirs
 
 
 def _ints(values: Ints) -> Column:

@@ -38,6 +38,7 @@ from .base import (
     Walked,
     some_of,
 )
+from .field_names import is_folder
 from .files import (
     LOOP,
     MAX_FILE,
@@ -143,7 +144,7 @@ def lies_there(request: SourceRequest, folders: Sequence[bytes]) -> bool:
 
 def are_asked(request: SourceRequest) -> bool:
     """Tell whether `--fields` names folders or patterns."""
-    return any(theirs.endswith("/") or "*" in theirs for theirs in request.fields.values())
+    return any(map(is_folder, request.fields.values()))
 
 
 def list_records(request: SourceRequest) -> Listings:
