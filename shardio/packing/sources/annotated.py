@@ -22,7 +22,7 @@ from .archived import root_of
 from .base import ReadFile, Rejected, SourceFolder, SourceRequest, Walked
 from .boxes import Row, parse_voc, parse_yolo, yolo_boxes, yolo_names
 from .image_names import ImageNames
-from .tables import Column
+from .tables import Column, packed_column
 
 _NAMES = (b"classes.txt", b"obj.names", b"data.yaml", b"data.yml")  # files of names of classes
 
@@ -83,9 +83,7 @@ def read_annotations(
     for image, one in enumerate(packed):
         if len(one) > MAX_HEAD >> 1:
             found.unfit.setdefault(image, f"its boxes take {len(one):,} bytes; too many")
-    ends = np.append(0, np.cumsum([*map(len, packed)])).astype(np.int64)
-    none = np.zeros(len(packed), np.bool_)
-    found.columns["annotations"] = Column("json", b"".join(packed), ends, none)
+    found.columns["annotations"] = packed_column("json", packed)
     for name, values in zip(("width", "height"), zip(*sizes, strict=True), strict=True):
         missing = np.array([one is None for one in values], np.bool_)
         numbers = np.array([one or 0 for one in values], np.int64)

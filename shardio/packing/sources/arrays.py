@@ -44,7 +44,7 @@ from .base import (
 )
 from .field_names import LABELS, check_known_fields, known, nameable
 from .files import DiskFolder, changed, folder_of, not_images
-from .tables import Column
+from .tables import Column, packed_column, seal_columns
 
 _IMAGES = ("image", "images", "img", "imgs", "x", "data", "pixels")
 _LABELS = (*LABELS, "targets")
@@ -469,16 +469,13 @@ def _column(arrays: Sequence[Array], kind: str) -> Column:
     except ValueError:
         shown = arrays[0].stored.extent.shown
         raise SourceError(f"{shown}: {arrays[0]}: its text is no Unicode, or not UTF-8") from None
-    ends = np.append(0, np.cumsum([*map(len, texts)], dtype=np.int64))
-    return Column(kind, b"".join(texts), ends, missing)
+    return packed_column(kind, texts)
 
 
 def _digest(source: Arrays, columns: Mapping[str, Column], count: int) -> str:
     """Return 32 hex digits of all values of columns, and of what some records have beside them."""
     seal = hashlib.sha256()
-    for name, column in columns.items():
-        seal.update(name.encode() + b"\0")
-        column.seal(seal, np.arange(count))
+    seal_columns(seal, columns, np.arange(count))
     with source.open() as read:
         for row in sorted({i * count // _HASHED for i in range(_HASHED)} if count else ()):
             for name, value in read(row).items():

@@ -43,7 +43,7 @@ from .field_names import LABELS, check_known_fields, is_folder, known_label, nam
 from .image_names import ImageNames, image_name, texts
 from .listing import Rows, number_classes
 from .plain_file import plain_file
-from .tables import Column, Table, ending, read, read_plain
+from .tables import Column, Table, ending, packed_column, read, read_plain, seal_columns
 
 _FIRST = {"image": 0, "label": 1}  # of the fields of a record
 _MOST_SPLITS = 20
@@ -262,7 +262,7 @@ class _Columns:
         classes, absent = listing.classes, listing.absent
         if "label" in fields:
             classes = self.classes
-            there = {value for value in fields["label"].raw(kept)}
+            there = {*fields["label"].raw(kept)}
             absent = tuple(one for i, one in enumerate(classes or ()) if i not in there)
         elif self._boxes is not None:
             classes = classes or self._boxes.classes
@@ -300,9 +300,7 @@ class _Columns:
     def _sealed(self, fields: Mapping[str, Column], kept: Ints, listing: Listing) -> dict[str, Any]:
         """Return the options that record what is in no file of the records."""
         seal = hashlib.sha256()
-        for name, column in fields.items():
-            seal.update(name.encode() + b"\0")
-            column.seal(seal, kept)
+        seal_columns(seal, fields, kept)
         found = renamed(self.theirs)
         if "fields" in listing.options:
             found["fields"] = {**listing.options["fields"], **found.get("fields", {})}
@@ -473,7 +471,7 @@ class _Columns:
             pattern = re.compile(request.label)
             matches = (pattern.search(key_text(text or b"")) for text in texts(column))
             found = [key_bytes(one[1]) if one and one[1] else None for one in matches]
-            column = _text_column(found)
+            column = packed_column("str", found)
             why = f"--label {printable(request.label)} finds no class in its {printable(theirs)!r}"
             self._refuse_images(column.mask, why)
         if column.kind == "str":
@@ -675,9 +673,3 @@ def _column_of(listing: Listing, name: str, columns: _Columns | None) -> Column:
 
 def _ints(values: Ints) -> Column:
     return Column("int", values, None, np.zeros(len(values), np.bool_))
-
-
-def _text_column(values: Sequence[bytes | None]) -> Column:
-    ends = np.append(0, np.cumsum([len(one or b"") for one in values])).astype(np.int64)
-    missing = np.array([one is None for one in values], np.bool_)
-    return Column("str", b"".join(one or b"" for one in values), ends, missing)

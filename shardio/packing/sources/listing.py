@@ -52,7 +52,7 @@ from .files import (
     twins,
 )
 from .plain_file import plain_file
-from .tables import Column, Table, ending, holds_bytes, pieces
+from .tables import Column, Table, ending, holds_bytes, pieces, seal_columns
 from .tables import read as read_table
 
 _KEYS = (KEY, "key", "id", "uid")  # columns that keys are taken from; the first two hold no more
@@ -452,9 +452,7 @@ def _listing(
         root, mtimes = files.root.path, files.mtimes
         kinds, theirs = {"image": "image"} | kinds, {"image": chosen.paths or ""} | theirs
     seal = hashlib.sha256()
-    for name, column in fields.items():
-        seal.update(name.encode() + b"\0")
-        column.seal(seal, rows)
+    seal_columns(seal, fields, rows)
     return Listing(
         root=root,
         keys=keys,

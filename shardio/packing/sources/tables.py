@@ -24,7 +24,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -718,6 +718,20 @@ def _numbers(kind: str, cells: _Cells, read: Callable[[Any], Any], dtype: Any) -
             raise OverflowError
         arrays.append(np.array(plain, dtype))
     return Column(kind, np.concatenate(arrays), None, np.concatenate(masks))
+
+
+def packed_column(kind: str, values: Sequence[bytes | None]) -> Column:
+    """Make a column of values that are packed already; None where there is none."""
+    ends = np.append(0, np.cumsum([len(one or b"") for one in values])).astype(np.int64)
+    missing = np.array([one is None for one in values], np.bool_)
+    return Column(kind, b"".join(one or b"" for one in values), ends, missing)
+
+
+def seal_columns(seal: Seal, columns: Mapping[str, Column], rows: Ints) -> None:
+    """Feed the names of columns, and their values of these rows, to a hash."""
+    for name, column in columns.items():
+        seal.update(name.encode() + b"\0")
+        column.seal(seal, rows)
 
 
 def pieces(rows: Ints) -> Iterator[Ints]:
