@@ -7,6 +7,7 @@
 `kill` ends a worker with SIGKILL COUNT times, and prints what came of it.
 """
 
+import faulthandler
 import gc
 import itertools
 import multiprocessing
@@ -22,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from shardio import ShardDataset
-from support import programs
+from support import LIMIT_S, programs
 from support.small_datasets import grouped
 
 WORKERS = 2
@@ -71,10 +72,12 @@ def kill(folder: str, method: str, seed: str, count: str) -> None:
     expected = [numbers(batch) for batch in images(folder)]
     draw = random.Random(int(seed))
     for _ in range(int(count)):
+        faulthandler.dump_traceback_later(LIMIT_S // 4, exit=True)  # where it hangs, if it does
         outcome, pid = _kill_one(folder, method, draw, expected)
         gc.collect()
-        left = multiprocessing.active_children()
-        assert not left, left
+        for worker in multiprocessing.active_children():  # torch ends it, and does not wait for it
+            worker.join(LIMIT_S)
+            assert worker.exitcode is not None, worker
         # torch makes a tensor's file in shared memory, and then takes its name away.
         late = {name for name in programs.shared_memory() if name.startswith(f"torch_{pid}_")}
         assert len(late) <= 1, late
@@ -118,7 +121,12 @@ def _kill_one(
 
 
 def settle(pid: int) -> None:
-    """Wait for a killed worker. torch raises wherever the parent is then: let that be here."""
+    """Wait for a killed worker. torch raises wherever the parent is then: let that be here.
+
+    It is killed again: what ended the training may have come before it was killed.
+    """
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
     with suppress(RuntimeError, ChildProcessError):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         for _ in range(1000):  # the handler of a signal runs between two steps of the interpreter
