@@ -3,6 +3,7 @@
 import bz2
 import errno
 import gzip
+import importlib
 import io
 import json
 import lzma
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +51,7 @@ from shardio.packing import sources
 from shardio.packing.gc import gc
 from shardio.packing.packed import Packed
 from shardio.packing.sources import archived
-from shardio.packing.sources.archives import tar_members, tree
+from shardio.packing.sources.archives import deflate, inflate, tar_members, tree
 from shardio.packing.sources.archives.extent import extent_of
 from shardio.packing.sources.archives.folder import ArchiveFolder, open_archive
 from shardio.packing.sources.archives.inflate import Inflating
@@ -696,6 +699,36 @@ def test_a_few_files_beside_images_do_not_ask(tmp_path: Path) -> None:
 # --- damage ---------------------------------------------------------------------------------------
 
 
+@pytest.fixture(params=["isal", "zlib"])
+def library(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What inflates; Python's own where isal is not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "zlib":
+            patch.setitem(sys.modules, "isal", None)
+            patch.setitem(sys.modules, "isal.igzip", None)
+        else:
+            pytest.importorskip("isal")
+        importlib.reload(deflate)
+        assert (deflate.crc32 is zlib.crc32) == (request.param == "zlib")
+        yield request.param
+    importlib.reload(deflate)
+
+
+@pytest.mark.usefixtures("library")
+def test_what_is_inflated_ends_where_it_ends(tmp_path: Path) -> None:
+    """Its last bytes may come when all that was deflated has been given."""
+    for more in (-1, 0, 1, 100, 258, 1 << 20):  # than are inflated at a time
+        for plain in (bytes((1 << 20) + more), b"ab" * ((1 << 19) + more)):
+            packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+            packed = packer.compress(plain) + packer.flush()
+            extent = extent_of(os.fsencode(write(tmp_path / "packed", packed)))
+            assert b"".join(inflate.content(extent, "deflate")) == plain
+            extent = extent_of(os.fsencode(write(tmp_path / "packed", packed[:-1])))
+            with pytest.raises(DamageError, match="cut short"):
+                list(inflate.content(extent, "deflate"))
+
+
+@pytest.mark.usefixtures("library")
 def test_a_damaged_member_of_a_zip_is_a_problem(tmp_path: Path) -> None:
     tree = images()
     for way in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -710,6 +743,7 @@ def test_a_damaged_member_of_a_zip_is_a_problem(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "form", ["gnu.tar", "a.tar.gz", "a.tar.bz2", "a.tar.xz", "a.tar.zst", "deflated.zip"]
 )
+@pytest.mark.usefixtures("library")
 def test_an_archive_that_was_cut_short_is_an_error(form: str, tmp_path: Path) -> None:
     whole = FORMS[form](images())
     for share in (0.133, 0.52, 0.71):

@@ -70,6 +70,7 @@ DOORS = {  # what only these modules import
     "google_crc32c": {"formats.foreign.tfrecord"},
     "yaml": {"packing.sources.boxes"},
     "zstandard": {"formats.foreign.inflate"},
+    "isal": {"packing.sources.archives.deflate"},
     "pyarrow": {"formats.foreign.arrow_columns"},
     "ray": {"packing.ray_executor"},
 }

@@ -17,7 +17,6 @@ import math
 import os
 import re
 import struct
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +27,7 @@ from ...errors import DamageError, SourceError, printable
 from ...formats.foreign.webdataset import npy_header
 from ...formats.sample import MAX_DIMENSIONS
 from ...names import key_text
+from .archives import deflate
 from .archives.extent import Extent, Part, extent_of
 from .archives.folder import ArchiveFolder
 from .archives.inflate import Inflating, compression_of, content
@@ -68,7 +68,7 @@ class Stored:
         """Yield its content. Raises DamageError, StorageError."""
         found = 0
         for piece in content(self.extent, self.packed):
-            found = zlib.crc32(piece, found) if self.checksum is not None else 0
+            found = deflate.crc32(piece, found) if self.checksum is not None else 0
             yield piece
         if self.checksum is not None and found != self.checksum:
             raise DamageError(

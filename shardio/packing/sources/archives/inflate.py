@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import bz2
 import contextlib
-import gzip
 import hashlib
 import io
 import lzma
 import os
 import re
 import time
-import zlib
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
@@ -30,6 +28,7 @@ from ....storage.local import LocalDirectory
 from ....units import show_size
 from ...process_pool import Progress
 from ..files import mtime
+from . import deflate
 from .extent import Extent, Part
 
 _MAGIC = b"shardio: an archive, unpacked for packing\n"
@@ -44,7 +43,7 @@ _BACK = 256 << 10  # bytes that a stream still holds, for reads that go back a l
 # First bytes, and what reads such a file.
 _KINDS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _SKIPPED = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")  # a frame of zstd that pzstd writes first
-_FAILS = (EOFError, OSError, ValueError, lzma.LZMAError, zlib.error)
+_FAILS = (EOFError, OSError, ValueError, lzma.LZMAError)
 
 
 def compression_of(start: bytes) -> str | None:
@@ -216,7 +215,7 @@ def _inflated(source: _PartStream, kind: str, shown: str) -> Iterator[bytes]:
         for data in _pieces(buffered, kind, shown):
             done += len(data)
             yield data
-    except _FAILS as error:
+    except (*_FAILS, deflate.error) as error:
         raise DamageError(
             f"{shown}: damaged, or cut short, at byte {source.at:,} of its {kind} stream, after "
             f"{done:,} bytes of content or more ({error})"
@@ -231,7 +230,7 @@ def _pieces(file: BinaryIO, kind: str, shown: str) -> Iterator[bytes]:
     if kind == "deflate":
         reader = _Deflated(file)
     elif kind == "gzip":
-        reader = gzip.GzipFile(fileobj=file)
+        reader = deflate.GzipFile(fileobj=file)
     else:
         return _streams(file, kind)
     return iter(lambda: reader.read(_PIECE), b"")
@@ -266,16 +265,17 @@ class _Deflated:
     """A deflated stream without a head, as of a zip's member."""
 
     def __init__(self, source: BinaryIO) -> None:
-        self._source, self._inflater = source, zlib.decompressobj(-zlib.MAX_WBITS)
+        self._source, self._inflater = source, deflate.inflater()
 
     def read(self, size: int) -> bytes:
         """Read up to so many bytes; none at the end. Raises EOFError."""
         while not self._inflater.eof:
             given = self._inflater.unconsumed_tail or self._source.read(_PIECE)
-            if not given:
-                raise EOFError("it has no end")
-            if data := self._inflater.decompress(given, size):
+            data: bytes = self._inflater.decompress(given, size)  # without more, what it holds
+            if data:
                 return data
+            if not given and not self._inflater.eof:
+                raise EOFError("it has no end")
         return b""
 
 

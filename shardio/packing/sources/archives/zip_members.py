@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import stat
 import struct
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
 from ....errors import DamageError, SourceError, printable
 from ....formats.foreign.tar import Readable
+from . import deflate
 from .member_table import DEFLATED, STORED, Link, MemberTable, plain_path
 
 _END = struct.Struct("<4s4H2LH")
@@ -112,18 +112,18 @@ def read_member(
     if way == STORED:
         data = at_hand[begin : begin + packed]
     else:
-        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        inflater = deflate.inflater()
         try:
             data = inflater.decompress(memoryview(at_hand)[begin : begin + packed], size + 1)
-        except zlib.error as error:
+        except deflate.error as error:
             raise ValueError(f"its data cannot be inflated ({error})") from None
         if not inflater.eof and len(data) <= size:
             raise ValueError("its deflated data have no end")
     if len(data) != size:
         found = f"{len(data):,} bytes{' or more' if len(data) > size else ''}"
         raise ValueError(f"it has {found}, and its header states {size:,}")
-    if zlib.crc32(data) != checksum:
-        raise ValueError(f"its CRC-32 is {zlib.crc32(data):08x}, expected {checksum:08x}")
+    if (found := deflate.crc32(data)) != checksum:
+        raise ValueError(f"its CRC-32 is {found:08x}, expected {checksum:08x}")
     return data
 
 
@@ -244,7 +244,7 @@ def _name(name: bytes, extra: bytes, system: int, *, utf8: bool) -> bytes:
     if name.isascii() or utf8 or system == _UNIX:
         return name
     for kind, data in _extras(extra):
-        if kind == 0x7075 and data[1:5] == zlib.crc32(name).to_bytes(4, "little"):
+        if kind == 0x7075 and data[1:5] == deflate.crc32(name).to_bytes(4, "little"):
             return data[5:]
     try:
         name.decode()
