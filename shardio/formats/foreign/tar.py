@@ -111,7 +111,10 @@ class Blocks:
     def fetch(self, at: int, least: int) -> bytes:
         """Read at least so many bytes from one on, as far as the file has them."""
         ahead = _READ if at - self.base - len(self.block) < self._far else self._large
-        self.block = self._file.read(at, min(max(ahead, least), self._file.size - at))
+        if ahead < least:
+            ahead = least
+        left = self._file.size - at
+        self.block = self._file.read(at, ahead if ahead < left else left)
         self.base = at
         return self.block
 
