@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from shardio.errors import StorageError
-from shardio.tuning.throttle import Group
 
 from . import data
 from .cold_rounds import drop
 from .harness import ROOT, Result, interleave, median, show
+from .throttle import Group
 
 FOLDER, LIMIT = "the folder", 1.1
 REQUESTS = 3_000  # a second, as cloud disks give by default

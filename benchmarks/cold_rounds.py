@@ -20,7 +20,7 @@ from . import data, rivals
 from .harness import BenchmarkError, EntryProcess, interleave
 
 if TYPE_CHECKING:
-    from shardio.tuning.throttle import Group
+    from .throttle import Group
 
 BATCH, BUFFER = 64, 10_000
 WAYS = {"tiles": "shard_loader"}  # what reads another folder than that of its name

@@ -1,7 +1,7 @@
 """Storage with a limit: a disk held to few requests a second, and a network file system.
 
 The limit is the kernel's own, for the control group that an entry and its workers belong to
-(shardio.tuning.throttle): their reads wait until they may, as those of a cloud provider's disk do
+(throttle.py): their reads wait until they may, as those of a cloud provider's disk do
 beyond the requests that were paid for. 3,000 a second is what such disks give by default; 500 small
 ones, and network file systems that many share. Requests are those of the group alone, counted by
 the kernel as they enter the block layer.
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from shardio.errors import StorageError
-from shardio.tuning.throttle import Group
 
 from . import data, rivals
 from .cold_rounds import BUFFER, Cold
 from .harness import EntryProcess, NotHere, Result, interleave, ratio
 from .network import mounted
+from .throttle import Group
 
 LIMITS = (3_000, 500)  # requests a second
 MOST_S = 60.0  # of a round: LMDB asks for 27 pages a photograph

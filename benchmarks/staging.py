@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from shardio.errors import StorageError
-from shardio.tuning.throttle import Group
 
 from . import data
 from .cold_rounds import drop
 from .harness import BenchmarkError, Result, interleave, ratio
 from .rivals import write_tar
 from .rivals.base import AHEAD, Guarded, epochs, shards
+from .throttle import Group
 
 LIMIT = 3_000  # requests a second, as disks of cloud providers have by default
 WORKERS = 2

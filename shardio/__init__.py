@@ -52,7 +52,7 @@ The rooms of the package; each imports only from those above it:
     loader/     feed: ShardLoader, its processes and buffers; the device
     tuning/     advise: explain, tune, bench, meter, plot
     viewer/     look: records in any order, histograms; the pages and server of `shardio view`
-    cli/        the commands, and the demo
+    cli/        the commands
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""`explain`, `tune`, `bench` and `demo`: what training will be like, and which options to set."""
+"""`explain`, `tune` and `bench`: what training will be like, and which options to set."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DependencyError, StorageError, printable
 from .command import (
     BATCH_SIZE,
     PLOT,
@@ -89,37 +88,6 @@ def _answer(output: Output, found: Tuning | Bench, plot: str | None) -> int:
     return DONE
 
 
-def _demo(output: Output, *, out: str | None = None, plot: str | None = None, **call: Any) -> int:
-    from ..tuning.plot import check, save
-    from .demo import demo
-    from .poster import draw
-
-    refused = ""
-    picture = plot or "shardio-demo.png"
-    try:
-        check(picture)
-    except DependencyError as error:
-        if plot is not None:
-            raise
-        refused = str(error)
-    silent = output.json or output.quiet
-    found = demo(
-        **call, out=out, say=None if silent else lambda text: print(f"{text}\n", flush=True)
-    )
-    if not refused:
-        try:
-            save(found, picture, draw)
-        except StorageError as error:
-            if plot is not None:
-                raise
-            refused = f"{error}; --plot FILE draws the picture elsewhere"
-    where = refused or f"The picture of it: {printable(picture, 4096)}"
-    return output.show(
-        f"{where}\n{found.next_steps(out)}",
-        facts=found.as_dict() | {"picture": None if refused else picture},
-    )
-
-
 EXPLAIN = Command(
     "explain",
     "say what training with these options will be like",
@@ -187,23 +155,5 @@ BENCH = Command(
         "shardio bench packed",
         "shardio bench packed --quick --size 160 --workers 0,4",
         "shardio bench packed --plot bench.html",
-    ),
-)
-
-DEMO = Command(
-    "demo",
-    "show in a minute what shards gain over a folder of images",
-    _demo,
-    "cli.demo:demo",
-    option("folder", "FOLDER", nargs="?"),
-    option("--out", "DIR"),
-    option("--batch-size", "N"),
-    option("--workers", "N"),
-    option("--size", "N"),
-    option("--seconds", "S"),
-    option("--plot", "FILE", "the picture (default shardio-demo.png); replaces FILE"),
-    examples=(
-        "shardio demo",
-        "shardio demo photos --seconds 3",
     ),
 )

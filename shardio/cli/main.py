@@ -12,17 +12,25 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..errors import BusyError, DamageError, OptionError, ShardioError, printable
 from .exit_codes import BUSY, DAMAGED, DONE, FAILED, INTERRUPTED, USAGE
 
+if TYPE_CHECKING:
+    from .command import Command
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code."""
+    Parse = Callable[[Sequence[str]], tuple[Command, dict[str, Any]] | None]
+
+
+def main(arguments: Sequence[str] | None = None, parse: Parse | None = None) -> int:
+    """Run one command; return its exit code.
+
+    parse: reads the command line of another program that is built as this one is.
+    """
     try:
-        code = _main(arguments)
+        code = _main(arguments, parse)
     except KeyboardInterrupt as error:
         if arguments is None:  # a second one would end what is under way by a traceback
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -35,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _main(arguments: Sequence[str] | None) -> int:
+def _main(arguments: Sequence[str] | None, parse: Parse | None) -> int:
     """Run one command, and turn its errors into a message and an exit code."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller: >&-
@@ -43,11 +51,11 @@ def _main(arguments: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):  # what the terminal cannot show is escaped
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    from . import parser
     from .command import take_executor
     from .output import Output
-    from .parser import parse
 
-    parsed = parse(sys.argv[1:] if arguments is None else arguments)
+    parsed = (parse or parser.parse)(sys.argv[1:] if arguments is None else arguments)
     if parsed is None:
         return USAGE
     command, options = parsed

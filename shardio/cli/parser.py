@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from .._version import __version__
 from ..errors import printable, there_are
 from . import exit_codes
-from .advise import BENCH, DEMO, EXPLAIN, TUNE
+from .advise import BENCH, EXPLAIN, TUNE
 from .cache import CACHE
 from .command import Command, option
 from .completion import SHELLS, script
@@ -43,29 +43,10 @@ COMPLETION = Command(
     forks=False,
 )
 COMMANDS = (
-    *(
-        PACK,
-        PLAN,
-        COMMIT,
-        INDEX,
-        UNPACK,
-        EXPORT,
-        INFO,
-        LS,
-        CAT,
-        VERIFY,
-        VIEW,
-        EXPLAIN,
-        TUNE,
-        BENCH,
-        DEMO,
-        GC,
-    ),
-    COPY,
-    CACHE,
-    COMPLETION,
+    *(PACK, PLAN, COMMIT, INDEX, UNPACK, EXPORT, INFO, LS, CAT, VERIFY, VIEW),
+    *(EXPLAIN, TUNE, BENCH, GC, COPY, CACHE, COMPLETION),
 )
-FIRST = (DEMO, PACK, VIEW, BENCH)  # what a newcomer runs, by its first example
+FIRST = (PACK, VIEW, BENCH)  # what a newcomer runs, by its first example
 _MOST_COLUMNS = 100  # of help: longer lines are hard to read
 
 
@@ -83,12 +64,16 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """A parser whose errors are short, and say what may have been meant."""
 
     def __init__(self, *, command: Command | None = None, **more: Any) -> None:
+        if command is not None:
+            text = f"{command.text[0].upper()}{command.text[1:]}."
+            more["description"] = textwrap.fill(text, _columns())
         super().__init__(
             **more,
+            add_help=False,  # `declare` adds it, to the last group
             allow_abbrev=False,  # what is short for one option today is not when there are two
             argument_default=argparse.SUPPRESS,
             formatter_class=_Formatter,
@@ -152,11 +137,10 @@ def _exit_codes(columns: int) -> str:
     return "\n".join(["Exit codes:", *lines]).replace("\u00a0", " ")
 
 
-def parsers() -> tuple[_Parser, dict[str, _Parser]]:
+def parsers() -> tuple[Parser, dict[str, Parser]]:
     """Return the parser of all commands, and by name that of each. None has its options yet."""
-    parser = _Parser(
+    parser = Parser(
         prog="shardio",
-        add_help=False,
         description="Pack folders of images into shards, and look at what is in them.",
     )
     added = parser.add_subparsers(title="Commands", metavar="COMMAND", required=True)
@@ -168,13 +152,11 @@ def parsers() -> tuple[_Parser, dict[str, _Parser]]:
         command.name: added.add_parser(
             command.name,
             command=command,
-            add_help=False,
             help=command.text,
-            description=textwrap.fill(f"{command.text[0].upper()}{command.text[1:]}.", _columns()),
         )
         for command in COMMANDS
     }
-    topic = added.add_parser("help", add_help=False, help="show the options of a command")
+    topic = added.add_parser("help", help="show the options of a command")
     topic.add_argument("command", metavar="COMMAND", nargs="?", choices=[*of_commands])
     return parser, of_commands
 
@@ -196,6 +178,8 @@ def parse(arguments: Sequence[str]) -> tuple[Command, dict[str, Any]] | None:
         commands[named].declare(of_commands[named])
     elif named is not None:
         there = there_are(commands, named, 20)
+        if named == "demo":
+            there = "the demo is tools/demo of the repository"
         parser.error(f"no command is called {printable(named)!r}; {there}")
     options, rest = parser.parse_known_args(arguments)
     if rest:

@@ -12,9 +12,7 @@ Its files:
     bench          what this machine can do with a dataset
     bench_process  one repeat, in a process of its own
     bench_row      a row of the result, and what limits it
-    contest        the ways to read that the demo compares
     meter          watch: waiting beside working, in the training loop
     plot           the pictures
     text           the tables and the JSON
-    throttle       a disk that is held to few reads
 """

@@ -435,7 +435,7 @@ def run_ways(
 def request_of(plan: Bench, do: str, way: Row | None = None, **more: Any) -> dict[str, Any]:
     """Return the request to a Host that measures a row, or asks for the size of the images."""
     row = {} if way is None else vars(way)
-    return {"do": f"bench_process.{do}", **vars(plan), **row, **more}
+    return {"do": f"shardio.tuning.bench_process.{do}", **vars(plan), **row, **more}
 
 
 def _summed(way: Row, runs: list[dict[str, Any]], record_bytes: float) -> Row:

@@ -255,8 +255,8 @@ def _forked(request: dict[str, Any], folder: str) -> bytes:
 def _answer(request: dict[str, Any]) -> bytes:
     """Do what a request asks, and return the answer, or the error, as JSON."""
     try:
-        module, function = request["do"].split(".")
-        found = getattr(import_module(f"{__package__}.{module}"), function)(request)
+        module, _, function = request["do"].rpartition(".")
+        found = getattr(import_module(module), function)(request)
         return json.dumps(found).encode()
     except Exception as error:
         return _error(error)

@@ -61,7 +61,7 @@ COMMANDS = (
         "view",
         "explain",
     ),
-    *("tune", "bench", "demo", "gc", "copy", "cache", "completion"),
+    *("tune", "bench", "gc", "copy", "cache", "completion"),
 )
 
 
@@ -649,6 +649,8 @@ def test_a_url_that_is_not_supported_says_what_is(out: Path, tmp_path: Path) -> 
 def test_a_wrong_command_or_option_is_answered_with_the_right_one() -> None:
     for given, said in (
         ("packk a b", r"no command is called 'packk'; there are pack, .*: did you mean 'pack'\?"),
+        ("demo photos", "shardio: no command is called 'demo'; the demo is tools/demo of the repo"),
+        ("help demo", "the demo is tools/demo of the repository"),
         (
             "pack a b --shuffel",
             r"shardio pack: no option is called --shuffel; did you mean '--shuffle'\?",
@@ -668,11 +670,7 @@ def test_a_wrong_command_or_option_is_answered_with_the_right_one() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name
-        for name in COMMANDS
-        if name not in ("pack", "plan", "index", "demo", "cache", "completion")
-    ],
+    [name for name in COMMANDS if name not in ("pack", "plan", "index", "cache", "completion")],
 )
 def test_what_is_not_packed_is_said(name: str, tmp_path: Path, run: Run) -> None:
     more = {

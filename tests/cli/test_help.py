@@ -108,7 +108,7 @@ def test_every_command_has_examples_of_itself(name: str, monkeypatch: pytest.Mon
 
 # Of a store or another disk; of one part of several; of seconds, and tested with their modules;
 # one that serves until Ctrl-C.
-ELSEWHERE = re.compile(r"://|/nvme|--wait|1/8|shardio (?:bench|demo)|view packed$")
+ELSEWHERE = re.compile(r"://|/nvme|--wait|1/8|shardio bench|view packed$")
 
 
 @pytest.mark.parametrize("example", [one for _, one in EXAMPLES if not ELSEWHERE.search(one)])

@@ -44,6 +44,7 @@ from benchmarks import (
     slow_samples,
     spelling,
     staging,
+    throttle,
     transport,
 )
 from benchmarks.cold_rounds import Cold
@@ -52,7 +53,6 @@ from benchmarks.harness import BenchmarkError, EntryProcess, Result
 from benchmarks.rivals import array_record, base
 from shardio import StorageError
 from shardio.order.options import RequestedOptions
-from shardio.tuning import throttle
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).resolve().parent.parent.parent

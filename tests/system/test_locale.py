@@ -192,12 +192,11 @@ def test_a_demo_finds_its_images_in_every_locale(locales: Path, tmp_path: Path) 
     plant(tmp_path / "src", {f"{name}/ä.jpg".encode(): noise(name, 60) for name in "éü"})
     program = """
 import csv, os, sys
-from shardio.cli import demo
-from shardio.tuning import contest
+from benchmarks.demo import contest, show
 from shardio import SourceOptions, pack
 source, out, listing = sys.argv[1:]
 with open(listing, "w", newline="", encoding="utf-8") as file:
-    csv.writer(file).writerows([("path", "label"), *demo._sample(source)[0]])
+    csv.writer(file).writerows([("path", "label"), *show._sample(source)[0]])
 pack(listing, out, read=SourceOptions(root=source), jobs=1)
 for path, _ in contest.files(out, source, 2):
     assert os.path.getsize(path)

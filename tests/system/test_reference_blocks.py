@@ -359,7 +359,6 @@ PAGES = {
                 "index wds": "of 50,000 images; tests/formats/test_webdataset.py",
                 "view packed": "serves until Ctrl-C; tests/viewer/test_page.py",
                 "cifar10": "of 50,000 images; tests/tuning/",
-                "shardio demo": "takes a minute; tests/cli/test_demo.py",
                 "s3://bucket": "a bucket; tests/packing/test_copy.py",
                 "/nvme/cache": "tests/storage/test_cache.py",
             },

@@ -2,22 +2,25 @@
 
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import LIMIT_S
-from support.json_keys import check_keys
 from support.programs import Program
-from support.trees import content, picture, plant, shardio_json
+from support.trees import ROOT, content, environment, picture, plant
 
 import shardio
-from shardio.cli import demo, poster, specimens
-from shardio.cli.demo import Damage, Demo, Part, Resumed, Row
+from benchmarks import throttle
+from benchmarks.demo import poster, show, specimens
+from benchmarks.demo.__main__ import parse
+from benchmarks.demo.show import Damage, Demo, Part, Resumed, Row
 from shardio.cli.main import main
-from shardio.tuning import throttle
 
 ROW = Row("in memory", {"folder": 100.0, "dataloader": 150.0, "shardloader": 250.0})
 COLD = Row(
@@ -69,12 +72,16 @@ def left_behind() -> list[Path]:
 def test_a_folder_is_shown_and_only_read(folder: Path, tmp_path: Path) -> None:
     before, here = content(folder), left_behind()
     png, out = tmp_path / "demo.png", tmp_path / "out"
-    found = shardio_json(
-        *("demo", folder, "--out", out, "--plot", png),
-        *("--seconds", "2", "--batch-size", "8", "--workers", "2"),
-    )
+    words = ["--out", out, "--plot", png, "--seconds", "2", "--batch-size", "8", "--workers", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.demo", folder, *words, "--json"],
+        capture_output=True, env=environment(), timeout=LIMIT_S, check=True,
+    )  # fmt: skip
+    found = json.loads(done.stdout)
     assert content(folder) == before and left_behind() == here
-    check_keys("demo", found)
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    [keys] = re.findall(r"`--json` prints one object: (.*?)\.\n", page, re.S)
+    assert set(found) == set(re.findall(r"`(\w+)`", keys))
     (part,) = found["parts"]
     assert part["images"] == 40 and part["size"] == 36 and part["tiles"] is False
     memory, disk, *limited = part["rows"]
@@ -98,14 +105,14 @@ def test_a_folder_is_shown_and_only_read(folder: Path, tmp_path: Path) -> None:
 def test_of_a_large_folder_a_part_of_each_class_is_packed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "MOST_IMAGES", 12)
+    monkeypatch.setattr(show, "MOST_IMAGES", 12)
 
     def refuse() -> None:
         raise shardio.StorageError("reads cannot be held to a limit: said by the test")
 
     monkeypatch.setattr(throttle, "controller", refuse)
     said: list[str] = []
-    found = demo.demo(folder, batch_size=4, workers=1, seconds=0.5, say=said.append)
+    found = show.demo(folder, batch_size=4, workers=1, seconds=0.5, say=said.append)
     assert found.parts[0].images == 12
     assert "12 of them" in said[1]
     assert found.resumed is not None and found.resumed.equal
@@ -116,8 +123,9 @@ def test_of_a_large_folder_a_part_of_each_class_is_packed(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_nothing(number: int, folder: Path, tmp_path: Path) -> None:
     before, groups = left_behind(), _groups()
-    code = f"import os; os.chdir({str(tmp_path)!r}); from shardio.cli.main import main"
-    program = Program("-c", f"{code}; import sys; sys.exit(main(['demo']))", limit_s=LIMIT_S)
+    code = f"import os, runpy; os.chdir({str(tmp_path)!r})"
+    run = "runpy.run_module('benchmarks.demo', run_name='__main__')"
+    program = Program("-c", f"{code}; {run}", limit_s=LIMIT_S)
     assert program.read_until("$ shardio pack")  # the loaders are next
     os.kill(program.pid, number)
     done = program.finish()
@@ -161,7 +169,7 @@ def test_what_cannot_be_shown_is_said_at_once(
 ) -> None:
     monkeypatch.chdir(folder.parent)
     (folder.parent / "empty").mkdir()
-    assert main(["demo", *arguments]) in (1, 2)
+    assert main(arguments, parse) in (1, 2)
     assert said in capsys.readouterr().err
 
 
@@ -170,29 +178,29 @@ def test_without_matplotlib_it_says_how_to_get_the_picture(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr(demo, "demo", lambda *_, **__: shown())
-    assert main(["demo"]) == 0
+    monkeypatch.setattr(show, "demo", lambda *_, **__: shown())
+    assert main([], parse) == 0
     assert "pip install" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
-    assert main(["demo", "--plot", "x.png"]) == 1  # asked for: an error, before the work
+    assert main(["--plot", "x.png"], parse) == 1  # asked for: an error, before the work
 
 
 # --- as text, and as a picture --------------------------------------------------------------------
 
 
 def test_where_nothing_is_gained_the_table_says_so() -> None:
-    text = demo.table(part(ROW, COLD, Row("on a disk", refused="there is none")))
+    text = show.table(part(ROW, COLD, Row("on a disk", refused="there is none")))
     memory, cold, reads, missing, why = text.splitlines()[1:]
     assert memory.split()[-1] == "2.5x"
     assert cold.split()[-1] == "none"
     assert "2,000" in reads and reads.endswith("40x fewer")
     assert missing.endswith("not measured") and why.endswith("there is none")
-    assert demo.gain_text(0.8) == "0.80x, slower"
+    assert show.gain_text(0.8) == "0.80x, slower"
 
 
 def test_what_failed_is_not_praised() -> None:
-    assert "NOT FOUND" in demo.damage_text(Damage("", None, 3, 9))
-    assert "NOT EQUAL" in demo.resumed_text(Resumed(8, 3, (2, 1), False))
+    assert "NOT FOUND" in show.damage_text(Damage("", None, 3, 9))
+    assert "NOT EQUAL" in show.resumed_text(Resumed(8, 3, (2, 1), False))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 A row of panels for each folder of images. To the left bars, by where the images lie; to the right
 the reads that one pass asks of the disk, as files and as shards. Below, what a flipped bit does,
-and the batches of a run that was killed. The second door to matplotlib, beside `tuning.plot`.
+and the batches of a run that was killed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ..tuning.plot import render
-from .demo import WAYS, Demo, Part, gain_text
+from shardio.tuning.plot import render
+
+from .show import WAYS, Demo, Part, gain_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

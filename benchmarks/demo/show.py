@@ -1,6 +1,6 @@
-"""A minute that shows what shardio is for: `shardio demo [FOLDER]`.
+"""A minute that shows what shardio is for.
 
-Images are packed, and read in three ways (`tuning.contest`): as files by DataLoader and PIL, which
+Images are packed, and read in three ways (contest.py): as files by DataLoader and PIL, which
 is what most run now; as shards by the same DataLoader; and as shards by ShardLoader. From memory,
 from the disk, and from a disk that is held to a few hundred reads a second. Then one bit is flipped
 in a copy, and a run is killed and goes on.
@@ -27,19 +27,31 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from .. import machine, native
-from ..dataset import sequence
-from ..errors import DamageError, DecodeError, OptionError, ShardioError, SourceError, printable
-from ..formats import manifest
-from ..images import decode
-from ..images.filetype import ALL_ENDINGS
-from ..names import file_name, from_file_name
-from ..packing.options import ImageOptions, SourceOptions
-from ..packing.pack import pack
-from ..storage.location import locate
-from ..tuning import text, throttle
-from ..tuning.bench_process import FailedError, Host
-from ..units import check_int, show_count, show_size
+from shardio import (
+    DamageError,
+    DecodeError,
+    ImageOptions,
+    OptionError,
+    ShardioError,
+    SourceError,
+    SourceOptions,
+    machine,
+    native,
+    pack,
+)
+from shardio.dataset import sequence
+from shardio.errors import printable
+from shardio.formats import manifest
+from shardio.images import decode
+from shardio.images.filetype import ALL_ENDINGS
+from shardio.names import file_name, from_file_name
+from shardio.storage.location import locate
+from shardio.tuning import text
+from shardio.tuning.bench_process import FailedError, Host
+from shardio.units import check_int, show_count, show_size
+
+from .. import throttle
+from . import specimens
 
 WAYS: Final = ("folder", "dataloader", "shardloader")
 READS_PER_S: Final = 500  # small cloud disks and busy network file systems give about as many
@@ -239,8 +251,6 @@ class _Stage:
         if given is not None:
             yield given, printable(given, 4096), None
             return
-        from . import specimens
-
         drawn = {specimens.SMALL: DRAWN_SMALL, specimens.PHOTOGRAPHS: DRAWN_PHOTOGRAPHS}
         for kind, count in drawn.items():
             folder = os.path.join(self.scratch, kind.name.split()[-1])
@@ -362,7 +372,7 @@ class _Stage:
     def _ask(self, packed: _Packed, do: str, **more: Any) -> dict[str, Any]:
         """Run a function of `contest` in a process of its own."""
         request = {
-            "do": f"contest.{do}",
+            "do": f"benchmarks.demo.contest.{do}",
             "out": packed.out,
             "source": packed.source,
             "records": packed.part.images,

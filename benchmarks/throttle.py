@@ -27,7 +27,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from ..errors import StorageError, printable
+from shardio.errors import StorageError, printable
 
 _UNHELD: Final = 10**9  # a limit that holds nobody: the kernel counts only where there is one
 _LEAVE_S: Final = 5.0  # for processes that were just killed to leave the group

@@ -25,15 +25,15 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from ..dataset import sequence
-from ..dataset.shard_dataset import ShardDataset
-from ..errors import StorageError, printable
-from ..images.transforms import RandomResizedCrop, crop_box
-from ..loader.shard_loader import ShardLoader
-from ..names import file_name
-from . import throttle
-from .bench import files_of, why_not_cold
-from .bench_process import in_memory_order, loading, passes
+from shardio import RandomResizedCrop, ShardDataset, ShardLoader, StorageError
+from shardio.dataset import sequence
+from shardio.errors import printable
+from shardio.images.transforms import crop_box
+from shardio.names import file_name
+from shardio.tuning.bench import files_of, why_not_cold
+from shardio.tuning.bench_process import in_memory_order, loading, passes
+
+from .. import throttle
 
 if TYPE_CHECKING:
     from torch import Tensor

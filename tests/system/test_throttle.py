@@ -11,8 +11,8 @@ import pytest
 from support import LIMIT_S
 from support.trees import environment
 
+from benchmarks.throttle import Controller, Group, controller, disk
 from shardio import StorageError, machine
-from shardio.tuning.throttle import Controller, Group, controller, disk
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def groups() -> list[str]:
 
 READS = """
 import os, sys, time
-from shardio.tuning.throttle import join
+from benchmarks.throttle import join
 join(sys.argv[1])
 file = os.open(sys.argv[2], os.O_RDONLY)
 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
@@ -66,7 +66,7 @@ def test_the_group_goes_when_what_runs_in_it_fails(cold: Path) -> None:
 
 
 def test_who_stays_in_it_is_sent_back(cold: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardio.tuning.throttle._LEAVE_S", 0.05)
+    monkeypatch.setattr("benchmarks.throttle._LEAVE_S", 0.05)
     with subprocess.Popen(["sleep", "inf"]) as process:
         with Group(cold) as group:
             Path(group.members).write_text(str(process.pid))
@@ -77,7 +77,7 @@ def test_who_stays_in_it_is_sent_back(cold: Path, monkeypatch: pytest.MonkeyPatc
 def test_ctrl_c_leaves_no_group(cold: Path) -> None:
     # Short sleeps: an interrupt just before one is seen after it.
     code = (
-        "import sys, time\nfrom shardio.tuning.throttle import Group\n"
+        "import sys, time\nfrom benchmarks.throttle import Group\n"
         "with Group(sys.argv[1]) as group:\n"
         "    print(group.members, flush=True)\n    while True: time.sleep(0.1)"
     )
