@@ -14,7 +14,7 @@ from ..order.options import RequestedOptions
 from ..order.partition import Partition
 from ..order.subset import All, Selection, Word, conditions, mark_where
 from .columns import Columns
-from .kept import Background, Kept
+from .kept import Kept
 from .results import Query
 from .rows import Rows, Sorted, Stored, Training, epoch_bytes
 
@@ -24,12 +24,9 @@ _QUICK = 1 << 18  # records whose permutation is made at once, in 20 ms
 class Answers:
     """Answer queries about one dataset. Safe for threads."""
 
-    def __init__(
-        self, reader: Reader, columns: Columns, kept: Kept, background: Background
-    ) -> None:
+    def __init__(self, reader: Reader, columns: Columns, kept: Kept) -> None:
         """Keep what is needed to answer."""
-        self._reader, self._columns = reader, columns
-        self._kept, self._background = kept, background
+        self._reader, self._columns, self._kept = reader, columns, kept
 
     def rows(self, query: Query, wait_s: float | None) -> Rows:
         """Return the rows of a query.
@@ -39,23 +36,17 @@ class Answers:
         query = self._checked(query)
         if query == Query():
             return Stored(self._reader.records)
-        found: Rows | None = self._kept.get(query)
-        if found is not None:
-            return found
         if query.order == "training" and not (_chooses(query) or query.sort):
             partition = self._partition(query, None)
-            if self._is_quick(partition.epoch):
+            if not partition.epoch.shuffles_all or partition.epoch.records <= _QUICK:
                 return Training(partition, self._reader.starts, None)
-        return self._background(query, lambda: self._make(query), wait_s)
+        return self._kept.make(query, lambda: self._make(query), wait_s)
 
     def chosen(self, query: Query, wait_s: float | None) -> Selection | None:
         """Return the records that `where` and `label` choose; None: all. Raises as `rows`."""
         if not _chooses(query):
             return None
-        found: Selection | None = self._kept.get(_choice(query))
-        if found is None:
-            return self._background(_choice(query), lambda: self._choose(query), wait_s)
-        return found
+        return self._kept.make(_choice(query), lambda: self._choose(query), wait_s)
 
     def _checked(self, query: Query) -> Query:
         """Return a query whose options are right, with only those that have an effect."""
@@ -133,11 +124,6 @@ class Answers:
             epoch = options.epoch(counts, query.epoch)
             self._kept.put(key, epoch, epoch_bytes(epoch))
         return options.partition(epoch, rank=query.rank, world_size=query.world_size)
-
-    @staticmethod
-    def _is_quick(epoch: Epoch) -> bool:
-        """Return True if nothing of this epoch takes long to draw."""
-        return not epoch.shuffles_all or epoch.records <= _QUICK
 
 
 def _chooses(query: Query) -> bool:

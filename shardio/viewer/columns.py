@@ -18,7 +18,7 @@ from ..errors import DamageError, OptionError, ShardioError, printable, there_ar
 from ..formats.base import Column, Shard
 from ..names import KEY
 from ..units import show_size
-from .kept import Background, Kept
+from .kept import Kept
 from .rows import column_bytes
 
 SIZES = "bytes"  # of each record in storage
@@ -29,10 +29,9 @@ _AHEAD = 16  # shards whose ends are asked for ahead, by URL
 class Columns:
     """Read columns of a dataset's index when they are asked for, and keep them."""
 
-    def __init__(self, reader: Reader, kept: Kept, background: Background, limit: int) -> None:
+    def __init__(self, reader: Reader, kept: Kept, limit: int) -> None:
         """limit: bytes that the columns of one walk may take."""
-        self._reader, self._kept, self._background = reader, kept, background
-        self._limit = limit
+        self._reader, self._kept, self._limit = reader, kept, limit
         self._kinds = {n: k for n, k in reader.manifest.schema.fields if k in EMPTY}
         self.damaged: dict[int, str] = {}  # shards whose index could not be read, and why
 
@@ -59,6 +58,10 @@ class Columns:
         found: Column | None = self._kept.get(("column", name))
         return self._walk(name) if found is None else found
 
+    def soon(self, name: str, wait_s: float | None) -> Column:
+        """Return a column, read in the background. Raises as `Kept.make` and a call do."""
+        return self._kept.make(("column", name), lambda: self(name), wait_s)
+
     def _walk(self, wanted: str) -> Column:
         """Read all columns that there is room for, the wanted one for sure."""
         reader = self._reader
@@ -73,10 +76,10 @@ class Columns:
             )
         gathered = {name: _Gathered(reader.records) for name in names}
         for number in range(reader.manifest.shards):
-            self._background.tell(number, reader.manifest.shards)
+            self._kept.tell(number, reader.manifest.shards)
             reader.will_open(range(number + 1, min(number + 1 + _AHEAD, reader.manifest.shards)))
             self.take(number, gathered)
-        self._background.tell(reader.manifest.shards, reader.manifest.shards)
+        self._kept.tell(reader.manifest.shards, reader.manifest.shards)
         found: dict[str, Column] = {}
         for name, of_name in gathered.items():
             column = of_name.column(EMPTY[self._kinds[name]] if name in self._kinds else "<u4")

@@ -68,8 +68,7 @@ def show_value(value: Any) -> str:
             return f"{value[:32].hex(' ')}{' ...' if len(value) > 32 else ''}"
         value = text
     if isinstance(value, str):
-        shown = "\n".join(printable(line, _LONGEST) for line in value[:_LONGEST].split("\n"))
-        return shown + ("..." if len(value) > _LONGEST else "")
+        return printable_lines(value)
     if isinstance(value, np.ndarray):
         text = np.array2string(value, threshold=100, edgeitems=3)
         return printable_lines(f"{value.shape} of {value.dtype}\n{text}")

@@ -27,14 +27,21 @@ class PendingError(Exception):
 
 
 class Kept:
-    """Keep values by key, those used last, within a limit. Safe for threads."""
+    """Keep values by key, those used last, within a limit; make what takes long in one thread.
+
+    Safe for threads.
+    """
 
     def __init__(self, limit: int) -> None:
-        """Keep up to `limit` bytes, and always the newest value."""
+        """Keep up to `limit` bytes, and always the newest value. Starts no thread yet."""
         self._limit = limit
         self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="shardio-view")
+        self._running: dict[Hashable, Future[Any]] = {}
+        self._closed = False
+        self._part: float | None = None  # of the walk over the index that is done
 
     @property
     def bytes(self) -> int:
@@ -44,11 +51,10 @@ class Kept:
     def get(self, key: Hashable) -> Any:
         """Return a value, or None."""
         with self._lock:
-            found = self._values.get(key)
-            if found is None:
+            if key not in self._values:
                 return None
             self._values.move_to_end(key)
-            return found[0]
+            return self._values[key][0]
 
     def put(self, key: Hashable, value: T, size: int) -> T:
         """Keep a value of so many bytes, and return it."""
@@ -59,41 +65,25 @@ class Kept:
                 self._bytes -= self._values.popitem(last=False)[1][1]
         return value
 
-    def clear(self) -> None:
-        """Let go of everything."""
-        with self._lock:
-            self._values.clear()
-            self._bytes = 0
+    def make(self, key: Hashable, function: Callable[[], T], wait_s: float | None) -> T:
+        """Return what is kept by this key, or what the function returns, which may `put` it.
 
-
-class Background:
-    """Run what takes long in one thread, one thing after another."""
-
-    def __init__(self) -> None:
-        """Start nothing yet."""
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="shardio-view")
-        self._running: dict[Hashable, Future[Any]] = {}
-        self._lock = threading.Lock()
-        self._closed = False
-        self._part: float | None = None  # of the walk over the index that is done
-
-    def __call__(self, key: Hashable, make: Callable[[], T], wait_s: float | None) -> T:
-        """Return what `make` returns; raise PendingError if that takes longer than wait_s seconds.
-
-        The same key asks for the same thing. Raises what `make` raises.
+        The functions run in one thread, one after another; the same key asks for the same thing.
+        Raises what the function raises, and PendingError if that takes longer than wait_s seconds.
         """
+        if (kept := self.get(key)) is not None:
+            return kept  # type: ignore[no-any-return]
         with self._lock:
             future = self._running.get(key)
             if future is None:
                 for old in [one for one, begun in self._running.items() if begun.done()]:
-                    del self._running[old]  # nobody came back for it; what it made is in Kept
-                future = self._running[key] = self._pool.submit(make)
+                    del self._running[old]  # nobody came back for it; what it made is kept
+                future = self._running[key] = self._pool.submit(function)
         if not wait([future], wait_s).done:
             raise PendingError(self._part)
         with self._lock:
             self._running.pop(key, None)
-        found: T = future.result()
-        return found
+        return future.result()  # type: ignore[no-any-return]
 
     def tell(self, done: int, total: int) -> None:
         """Note how far a walk over the index is; end it here if the view was closed."""
@@ -102,6 +92,9 @@ class Background:
         self._part = done / total if done < total else None
 
     def close(self) -> None:
-        """End what runs at its next `tell`, and start nothing more."""
+        """End what runs at its next `tell`, start nothing more, and let go of everything."""
         self._closed = True
         self._pool.shutdown(cancel_futures=True)
+        with self._lock:
+            self._values.clear()
+            self._bytes = 0

@@ -19,8 +19,8 @@ from ..machine import processors
 from . import charts, grid
 from .address import Fields, Place, read_number, read_place, write_query
 from .render import render
-from .results import Crop, Picture, Record
-from .server import Answer
+from .results import Crop, Picture
+from .server import Answer, failure
 from .shell import shell
 from .view import View
 from .views import Views
@@ -65,11 +65,11 @@ class Pages:
                 raise IndexError("there is no such page")
             return self._pages[name](rest, fields, read_place(fields))
         except IndexError as error:
-            return _failure(HTTPStatus.NOT_FOUND, str(error))
+            return failure(HTTPStatus.NOT_FOUND, str(error))
         except OptionError as error:
-            return _failure(HTTPStatus.BAD_REQUEST, str(error))
+            return failure(HTTPStatus.BAD_REQUEST, str(error))
         except ShardioError as error:
-            return _failure(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+            return failure(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
     def _page(self, name: str, view: View, place: Place, **values: Any) -> Answer:
         """Fill in the template of a page, and what all pages show around it."""
@@ -123,7 +123,7 @@ class Pages:
             view,
             place,
             record=record,
-            side=None if _whole(record) else _SIDE,
+            side=None if record.bytes <= _WHOLE else _SIDE,
             crop=crop,
             crops=crops,
             fields=fields,
@@ -236,16 +236,6 @@ class _CropForm:
 def static(name: str) -> bytes:
     """Return a file of the viewer's own."""
     return files("shardio.viewer").joinpath("static", name).read_bytes()
-
-
-def _whole(record: Record) -> bool:
-    """Return True for a record whose image is sent as it is stored."""
-    return record.bytes <= _WHOLE
-
-
-def _failure(status: HTTPStatus, text: str) -> Answer:
-    """Return a page that says what is wrong."""
-    return Answer(render("failure.html", title=status.phrase, text=text), status=status)
 
 
 def _moved(address: str) -> Answer:

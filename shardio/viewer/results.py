@@ -1,4 +1,4 @@
-"""What a view is asked, and what it answers: frozen dataclasses that `plain` turns into JSON.
+"""What a view is asked, and what it answers: frozen dataclasses of plain values.
 
 All text in answers can be shown and sent: control and undecodable bytes of names from disk are
 escaped (`errors.printable`), so no lone surrogate is left. It is no HTML: escape it there.
@@ -6,14 +6,8 @@ escaped (`errors.printable`), so no lone surrogate is left. It is no HTML: escap
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
-
-import numpy as np
-
-from ..errors import printable
 
 
 @dataclass(frozen=True)
@@ -284,20 +278,3 @@ class Picture(NamedTuple):
 
     data: bytes
     media_type: str
-
-
-def plain(value: Any) -> Any:
-    """Return an answer as JSON can hold it: dicts, lists, str, numbers; no NaN, no surrogates."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(plain(name)): plain(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
-    if isinstance(value, np.generic):
-        return plain(value.item())
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, bytes) or (isinstance(value, str) and not value.isascii()):
-        return printable(value, 1 << 20)
-    return value

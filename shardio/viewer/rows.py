@@ -8,7 +8,7 @@ the steps on the page are drawn, by the arithmetic that ShardDataset uses.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,21 +21,6 @@ from ..order.subset import Selection
 _MOST = (1 << 64) - 1
 _PART = 1 << 18  # records whose keys are made at once
 _OBJECT = 1_000  # bytes of a small object, about
-
-
-class Rows(Protocol):
-    """The positions of an answer."""
-
-    @property
-    def total(self) -> int:
-        """Return how many positions there are."""
-
-    @property
-    def bytes(self) -> int:
-        """Return the bytes that it holds, those of parts which others hold too included."""
-
-    def numbers(self, start: int, stop: int) -> Int64s:
-        """Return the numbers of the records at positions [start, stop), within the total."""
 
 
 @dataclass(frozen=True)
@@ -169,9 +154,8 @@ class Training:
         virtual = np.concatenate([*own, batch.repeats])
         shards, records = epoch.locate(virtual)
         places = self.starts[shards] + records
-        return places if self.selection is None else self.selection.numbers[places], sum(
-            map(len, own)
-        )
+        numbers = places if self.selection is None else self.selection.numbers[places]
+        return numbers, len(places) - len(batch.repeats)
 
     def rows(self, start: int, stop: int) -> tuple[Int64s, Int64s, Int64s, Column]:
         """Return of positions [start, stop) number, step, row in the batch, and whether valid."""
@@ -191,6 +175,9 @@ class Training:
     def numbers(self, start: int, stop: int) -> Int64s:
         """Return the numbers at positions [start, stop)."""
         return self.rows(start, stop)[0]
+
+
+Rows: TypeAlias = Stored | Sorted | Training  # what answers a query
 
 
 def epoch_bytes(epoch: Epoch) -> int:

@@ -166,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise
         except Exception as error:  # a fault of ours: the page says it, and the server goes on
             self.server.handle_error(self.request, self.client_address)
-            answer = _failure(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
+            answer = failure(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
         self._send(answer)
 
     do_HEAD = do_GET
@@ -176,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.has(self.connection)
         self.close_connection = True  # its body is not read
         text = "Only GET and HEAD: nothing can be changed here."
-        self._send(_failure(HTTPStatus.METHOD_NOT_ALLOWED, text), {"Allow": "GET, HEAD"})
+        self._send(failure(HTTPStatus.METHOD_NOT_ALLOWED, text), {"Allow": "GET, HEAD"})
 
     do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_TRACE = do_CONNECT = do_POST
 
@@ -186,12 +186,12 @@ class _Handler(BaseHTTPRequestHandler):
         if len(host) != 1 or (host[0].rpartition(":")[0] not in _HOSTS and host[0] not in _HOSTS):
             self.close_connection = True
             text = f"This server is called {LOOPBACK} or localhost, and by no other name."
-            return _failure(HTTPStatus.MISDIRECTED_REQUEST, text)
+            return failure(HTTPStatus.MISDIRECTED_REQUEST, text)
         if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
             self.close_connection = True
-            return _failure(HTTPStatus.BAD_REQUEST, "A request here has no body.")
+            return failure(HTTPStatus.BAD_REQUEST, "A request here has no body.")
         if len(self.path) > _TARGET_BYTES:
-            return _failure(HTTPStatus.REQUEST_URI_TOO_LONG, "The address is too long.")
+            return failure(HTTPStatus.REQUEST_URI_TOO_LONG, "The address is too long.")
         return None
 
     def _answer(self) -> Answer:
@@ -210,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
             cookies.load(self.headers.get("Cookie", ""))
         kept = cookies.get(self.server.cookie)
         if kept is None or not self.server.knows(kept.value):
-            return _failure(
+            return failure(
                 HTTPStatus.FORBIDDEN,
                 "Open the address that `shardio view` printed in the terminal: it has the token.",
             )
@@ -221,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         self.request_version = self.protocol_version  # of a broken one it is 0.9: without headers
         status = HTTPStatus(code)
-        self._send(_failure(status, printable(message or status.description, 1_000)))
+        self._send(failure(status, printable(message or status.description, 1_000)))
 
     def _send(self, answer: Answer, more: dict[str, str] | None = None) -> None:
         """Send an answer, with all that a browser is to know about it."""
@@ -248,5 +248,6 @@ class _Handler(BaseHTTPRequestHandler):
         """Keep the terminal clean."""
 
 
-def _failure(status: HTTPStatus, text: str) -> Answer:
+def failure(status: HTTPStatus, text: str) -> Answer:
+    """Return a page that says what is wrong."""
     return Answer(render("failure.html", title=status.phrase, text=text), status=status)

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from types import TracebackType
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from .answers import Answers
 from .cards import Cards
 from .checks import Checks
 from .columns import HASHES, Columns
-from .kept import Background, Kept, PendingError
+from .kept import Kept, PendingError
 from .pictures import image_fields
 from .records import Records
 from .results import (
@@ -101,26 +100,20 @@ class View(Records):
         checks = Checks(reader, options.max_pixels)
         super().__init__(reader, checks, Cards(reader, checks.met), options.max_pixels)
         self._split, self._splits = split, tuple(splits)
-        self._kept, self._background = Kept(cache_bytes), Background()
-        self._columns = Columns(reader, self._kept, self._background, cache_bytes)
-        self._answers = Answers(reader, self._columns, self._kept, self._background)
+        self._kept = Kept(cache_bytes)
+        self._columns = Columns(reader, self._kept, cache_bytes)
+        self._answers = Answers(reader, self._columns, self._kept)
 
     def __enter__(self) -> View:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Close all shards, and let go of what is kept."""
-        self._background.close()
+        self._kept.close()
         self._cards.close()
-        self._kept.clear()
         self._reader.forget()
 
     @property
@@ -207,12 +200,10 @@ class View(Records):
             return Drawn(())
         first, size = query.step or 0, rows.batch_size
         steps = range(first, min(first + count, rows.partition.steps))
-        labels, part, key = None, None, ("column", "label")
+        labels, part = None, None
         if "label" in self._columns.names:
-            labels = self._kept.get(key)
             try:
-                if labels is None:
-                    labels = self._background(key, lambda: self._columns("label"), wait_s)
+                labels = self._columns.soon("label", wait_s)
             except PendingError as pending:
                 part = pending.part
         found = []
@@ -257,19 +248,14 @@ class View(Records):
         if not positions:
             return ()
         start, stop = positions.start, positions.stop
-        if isinstance(rows, Training):
-            numbers, steps, places, valid = rows.rows(start, stop)
-            more = zip(steps.tolist(), places.tolist(), valid.tolist(), strict=True)
-            cards = [
-                replace(card, step=step, row=row, valid=is_valid)
-                for card, (step, row, is_valid) in zip(
-                    self._cards(numbers.tolist(), start, query.sort), more, strict=True
-                )
-            ]
-        else:
-            numbers = rows.numbers(start, stop)
-            cards = self._cards(numbers.tolist(), start, query.sort)
-        return tuple(cards)
+        if not isinstance(rows, Training):
+            return tuple(self._cards(rows.numbers(start, stop).tolist(), start, query.sort))
+        numbers, *more = (column.tolist() for column in rows.rows(start, stop))
+        cards = self._cards(numbers, start, query.sort)
+        return tuple(
+            replace(card, step=step, row=row, valid=valid)
+            for card, step, row, valid in zip(cards, *more, strict=True)
+        )
 
     def _unread(self) -> str:
         damaged = self._columns.damaged
@@ -290,9 +276,7 @@ class View(Records):
             wanted = key_bytes(key)
         except UnicodeEncodeError:
             return None
-        hashes = self._kept.get(("column", HASHES))
-        if hashes is None:
-            hashes = self._background(HASHES, lambda: self._columns(HASHES), None)
+        hashes = self._columns.soon(HASHES, None)
         for number in np.flatnonzero(hashes == key_hash(wanted)).tolist():
             at, record = self._reader.locate(number)
             try:
@@ -312,13 +296,12 @@ class View(Records):
         """
         query = Query() if query is None else query
         key = ("histograms", query.where, query.label)
-        found: Histograms | None = self._kept.get(key)
-        if found is not None:
-            return found
+        if (found := self._kept.get(key)) is not None:
+            return found  # type: ignore[no-any-return]
         try:
             selection = self._answers.chosen(query, wait_s)
             numbers = None if selection is None else selection.numbers
-            return self._background(key, lambda: self._count(key, numbers), wait_s)
+            return self._kept.make(key, lambda: self._count(key, numbers), wait_s)
         except PendingError as pending:
             return Histograms(self._reader.records, (), (), note=f"{pending}", pending=pending.part)
 
