@@ -188,6 +188,7 @@ class RecordShard:
     """
 
     memory = 0
+    adjacent = True  # a record begins where the one before ends
 
     def __init__(
         self,
@@ -453,28 +454,23 @@ class RecordShard:
             start = upto
 
     def _decoded(self, start: int, stop: int, text: bool) -> Iterator[Iterable[Sample]]:
-        """Yield adjacent records [start, stop), of one read."""
-        block, _, ends = self._block(start, stop)
-        seed = self._seed + start
+        """Yield records [start, stop), of one read."""
+        begins = self._offsets[start:stop] - self._offsets[start]
+        ends = begins + self.sizes[start:stop]
+        block = self._file.read(int(self._offsets[start]), int(ends[-1]))
+        seed, done = self._seed + start, 0
         core = native.records()
-        if core is not None and self._letters:
+        if core is not None and self._letters and self.adjacent:
             letters = _TEXT_KEY + self._letters[1:] if text else self._letters
             samples = core.samples(block, ends, seed, self.schema.names, letters)
             yield samples
-            if len(samples) == len(ends):
-                return
-            begin = int(ends[len(samples) - 1]) if samples else 0  # the next one is for Python
-            block, ends, seed = block[begin:], ends[len(samples) :] - begin, seed + len(samples)
-        yield self.schema.decode_run(
-            block, ends.tolist(), seed, FRAME.unpack_from, _checksum, self._wrong, text
-        )
-
-    def _block(self, start: int, stop: int) -> tuple[bytes, Column, Column]:
-        """Read records [start, stop) at once; also return where each begins and ends there."""
-        begins = self._offsets[start:stop]
-        base, end = int(begins[0]), int(begins[-1] + self.sizes[stop - 1])
-        begins = begins - base
-        return self._file.read(base, end - base), begins, begins + self.sizes[start:stop]
+            done = len(samples)  # what follows is for Python
+        if done < len(ends):
+            bounds = zip(begins[done:].tolist(), ends[done:].tolist(), strict=True)
+            frame = FRAME.unpack_from
+            yield self.schema.decode_run(
+                block, bounds, seed + done, frame, _checksum, self._wrong, text
+            )
 
     def _wrong(self, number: int, held: bytes) -> NoReturn:
         """Raise the error for a record of a run, found by decoding it alone."""

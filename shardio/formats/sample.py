@@ -71,11 +71,12 @@ class Schema:
 
     `fields`: pairs of name and kind, `__key__` first.
     `decode(body, at, blobs) -> Sample`: of the bytes `body`, the head is [at:blobs], the blobs are
-    the rest. `decode_run(block, ends, first, frame, checksum, wrong, text)` iterates over the
-    samples of adjacent records in one block of bytes, with their keys as str where `text` says so;
-    `ends` are the offsets of their ends, `first` the number of the first, `frame(block, at)` gives
-    (checksum, length, length of head) in the 16 bytes before each head, and `checksum(bytes from
-    byte 8, number)` must equal it (the caller bounds the length of heads, by what `block` holds).
+    the rest. `decode_run(block, bounds, first, frame, checksum, wrong, text)` iterates over the
+    samples of records in one block of bytes, with their keys as str where `text` says so. `bounds`
+    are the bytes at which each begins and ends, `first` is the number of the first. `frame(block,
+    at)` gives (checksum, length, length of head), the 16 bytes before each head. `checksum(bytes
+    from byte 8, number)` must equal it (the caller bounds the length of heads, by what `block`
+    holds).
     `wrong(number, bytes)` raises for a record that is not right.
     All values are owned copies. From `decode`, ValueError, TypeError and msgpack's errors tell that
     a record is not what `fields` say.
@@ -334,9 +335,8 @@ def _compile(
         f"    [{', '.join(v)}] = values = unpack(body[start:at])",
         *(f"    {line}" for line in body),
         f"    return {sample}",
-        "def decode_run(block, ends, first, frame, checksum, wrong, text):",
-        "    begin = 0",
-        "    for number, stop in enumerate(ends, first):",
+        "def decode_run(block, bounds, first, frame, checksum, wrong, text):",
+        "    for number, (begin, stop) in enumerate(bounds, first):",
         "        try:",
         "            expected, framed, at = frame(block, begin)",
         "            body = block[begin + 8:stop]",
@@ -354,7 +354,6 @@ def _compile(
         "            except UnicodeDecodeError:",
         f"                {v[0]} = key_text({v[0]})",
         f"        yield {sample}",
-        "        begin = stop",
     ]
     nested = any(kind == "json" for _, kind in fields)
     scope: dict[str, Any] = {
