@@ -35,6 +35,7 @@ class KnownFile(NamedTuple):
 class File(Protocol):
     """One immutable file, open for reading by byte range."""
 
+    __slots__ = ()
     size: int  # bytes
 
     @property
@@ -50,9 +51,11 @@ class File(Protocol):
 
     def view(self, start: int, length: int) -> bytes | memoryview:
         """Read as `read` does, without a copy where the bytes are in memory already."""
+        return self.read(start, length)
 
     def read_again(self, start: int, length: int) -> bytes:
         """Read bytes that were damaged when they came, past all that is kept here. As `read`."""
+        return self.read(start, length)
 
     def sha256(self) -> bytes:
         """Return the SHA-256 of the whole file, 32 bytes."""
@@ -68,6 +71,7 @@ class File(Protocol):
 
         Returns False where reads are cheap: nothing is read then.
         """
+        return False
 
     def scattered(self) -> None:
         """Say that reads will be in no order: the system is not to read ahead by itself."""
@@ -76,19 +80,22 @@ class File(Protocol):
         """Give the descriptor back; closing twice does no harm."""
 
 
-class Location(Protocol):
-    """A place that holds files by name."""
+class Location:
+    """A place that holds files by name: the base class. What announces reads may do nothing."""
 
     url: str  # as the user gave it, for messages; without secrets
+    remote: bool = False  # an object store: every read is a request, or from its cache
 
     def open(self, name: str, known: KnownFile | None = None) -> File:
         """Open a file. Where it is known what file it is, none of it may be read yet.
 
         Raises FileNotFoundError, StorageError, as the first read may then.
         """
+        raise NotImplementedError
 
     def sweep(self, name: str) -> File:
         """Open a file that is read once, nearly from front to back, and hashed. As `open`."""
+        return self.open(name)
 
     def will_open(self, name: str, known: KnownFile, end: int) -> None:
         """Announce that a file will be opened soon, and its last `end` bytes read."""
@@ -104,19 +111,19 @@ class Location(Protocol):
 
     def below(self, name: str) -> Location:
         """Return the folder of this name in it."""
+        raise NotImplementedError
 
     def read(self, name: str, limit: int, *, seal: Seal = None) -> bytes:
         """Read a small file. seal: it has one, which is compared where a network may damage it.
 
         Raises FileNotFoundError, StorageError, DamageError above `limit`.
         """
+        raise NotImplementedError
 
     def exists(self, name: str) -> bool:
         """Return True if a file or folder of this name is there."""
+        raise NotImplementedError
 
     def is_network(self) -> bool:
         """Return True if reads leave this machine, so that its page cache cannot be trusted."""
-
-    @property
-    def remote(self) -> bool:
-        """Return True for an object store: every read is a request, or from its cache."""
+        return False

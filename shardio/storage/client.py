@@ -254,9 +254,7 @@ class Client:
             return str(signed), {}
         parts = urlsplit(opened.base)
         whole = f"{parts.path.rstrip('/')}/{quote(path)}"
-        given = opened.common["client_options"].get("default_headers", {})
-        headers = {str(name): str(value) for name, value in given.items()}
-        return urlunsplit(parts._replace(path=whole, fragment="")), headers
+        return urlunsplit(parts._replace(path=whole, fragment="")), opened.headers
 
     def _explained(self, error: Exception, opened: Opened, path: str) -> RequestError:
         """Return the error of a request, by kind, in words that hold no secret."""

@@ -16,15 +16,13 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import ssl
 import threading
-import urllib.error
-import urllib.request
 from collections import OrderedDict
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
+from . import plain_http
 from .stores import STALL_S, Opened
 
 PAGE = 1000  # objects: what stores give at once
@@ -164,34 +162,17 @@ def hub_page(opened: Opened, folder: str, after: str) -> Page:
     return Page(entries, cursor[0] if cursor else "")
 
 
-class _SameHost(urllib.request.HTTPRedirectHandler):
-    """Follow redirects of the Hub to itself: another host is not to see the token."""
-
-    def redirect_request(self, request: Any, *given: Any) -> Any:
-        """Return the request that a redirect asks for, or None."""
-        if urlsplit(given[-1])[:2] != urlsplit(request.full_url)[:2]:
-            return None
-        return super().redirect_request(request, *given)
-
-
 def _get(url: str, opened: Opened) -> tuple[bytes, str]:
     """Return the body of an answer, and its header Link."""
     options = opened.common["client_options"]
-    headers = {str(name): str(value) for name, value in options.get("default_headers", {}).items()}
-    pem = options.get("root_certificate")
-    context = ssl.create_default_context()
-    if pem:
-        context.load_verify_locations(cadata=pem.decode() if isinstance(pem, bytes) else pem)
-    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _SameHost)
-    request = urllib.request.Request(url, headers={"User-Agent": "shardio", **headers})
     wait_s = min(STALL_S, _seconds(options.get("read_timeout")))
+    authorities = options.get("root_certificate")
     try:
-        with opener.open(request, timeout=wait_s) as answer:
+        with plain_http.ask(url, wait_s, opened.headers, authorities=authorities) as answer:
+            if answer.status >= 300:
+                code = answer.headers.get("X-Error-Code") or ""
+                raise HubError(answer.status, code, str(answer.reason))
             return answer.read(), answer.headers.get("Link") or ""
-    except urllib.error.HTTPError as error:
-        with error:
-            code = error.headers.get("X-Error-Code") or ""
-            raise HubError(error.code, code, str(error.reason)) from None
     except (http.client.HTTPException, ConnectionError):
         raise HubError(0, "", "the connection broke before the last byte") from None
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from ..errors import DamageError, ExistsError, StorageError, printable
 from ..names import file_name
 from ..units import show_size
-from .base import KnownFile, Seal
+from .base import File, KnownFile, Location, Seal
 
 READ_AHEAD = 128 << 10  # Linux's default, where the device does not say
 _MOST = 1 << 30  # bytes of one pread: macOS refuses 2 GiB and more (EINVAL), Linux gives fewer
@@ -36,10 +36,8 @@ _COMPRESSING = ("btrfs", "zfs", "bcachefs")
 _TEMPORARY = re.compile(r"\.shardio-[0-9a-f]{16}-.*\.tmp\Z", re.DOTALL)
 
 
-class LocalDirectory:
+class LocalDirectory(Location):
     """A directory. Names of files in it are stored names (names.py), whatever the locale."""
-
-    __slots__ = ("_network", "root", "url")
 
     def __init__(self, root: str) -> None:
         self.url = root
@@ -54,10 +52,6 @@ class LocalDirectory:
         """Open a file. Raises FileNotFoundError, StorageError."""
         found = file_name(name)
         return open_file(os.path.join(self.root, found), os.path.join(self.url, found))
-
-    def sweep(self, name: str) -> LocalFile:
-        """Open a file that is read once. As `open`."""
-        return self.open(name)
 
     def read(self, name: str, limit: int, *, seal: Seal = None) -> bytes:
         """Read a small file. Raises FileNotFoundError, StorageError, DamageError above `limit`."""
@@ -84,20 +78,6 @@ class LocalDirectory:
         """Return the directory of this name in it."""
         return LocalDirectory(os.path.join(self.url, file_name(name)))
 
-    remote = False
-
-    def will_open(self, name: str, known: KnownFile, end: int) -> None:
-        """Do nothing: it costs little to open a file."""
-
-    def distrust_end(self, known: KnownFile, end: int) -> None:
-        """Do nothing: nothing is kept."""
-
-    def let_go(self) -> None:
-        """Do nothing: nothing is held here."""
-
-    def share(self, consumers: int) -> None:
-        """Do nothing: the system shares its storage out."""
-
     def is_network(self) -> bool:
         """Return True if reads leave this machine."""
         if self._network is None:
@@ -105,13 +85,15 @@ class LocalDirectory:
         return self._network
 
 
-class LocalFile:
+class LocalFile(File):
     """One file, open for reading; not to be shared across a fork (it is opened in each process).
 
     name  its path, as messages print it
     """
 
     __slots__ = ("_ahead", "descriptor", "name", "size")
+    name: str
+    descriptor: int
 
     def __init__(self, descriptor: int, size: int, ahead: int, name: str) -> None:
         self.name, self._ahead = name, ahead
@@ -140,14 +122,6 @@ class LocalFile:
             )
         return b"".join(parts)
 
-    def view(self, start: int, length: int) -> bytes:
-        """Read as `read` does."""
-        return self.read(start, length)
-
-    def read_again(self, start: int, length: int) -> bytes:
-        """Read bytes once more. Raises as `read`."""
-        return self.read(start, length)
-
     def sha256(self) -> bytes:
         """Return the SHA-256 of the file, 32 bytes."""
         seal = hashlib.sha256()
@@ -165,10 +139,6 @@ class LocalFile:
             for at in range(max(start, 0), stop, self._ahead):
                 piece = min(self._ahead, stop - at)
                 os.posix_fadvise(self.descriptor, at, piece, os.POSIX_FADV_WILLNEED)
-
-    def keep_end(self, length: int) -> bool:
-        """Return False: reads are cheap."""
-        return False
 
     def scattered(self) -> None:
         """Say that reads will be in no order."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..errors import DamageError
-from .base import File, KnownFile, Seal
+from .base import File, KnownFile, Location, Seal
 
 
-class MemoryLocation:
+class MemoryLocation(Location):
     """Files by name. They are read whole; `open` has nothing to open."""
 
     def __init__(self, url: str, files: Mapping[str, bytes]) -> None:
@@ -18,10 +18,6 @@ class MemoryLocation:
     def open(self, name: str, known: KnownFile | None = None) -> File:
         """Raise FileNotFoundError: there is nothing to open."""
         raise FileNotFoundError(name)
-
-    def sweep(self, name: str) -> File:
-        """Raise FileNotFoundError, as `open`."""
-        return self.open(name)
 
     def read(self, name: str, limit: int, *, seal: Seal = None) -> bytes:
         """Read a file. Raises FileNotFoundError, DamageError above `limit`."""
@@ -33,20 +29,6 @@ class MemoryLocation:
             raise DamageError(f"{self.url}: {name}: {len(data):,} bytes; the limit is {limit:,}")
         return data
 
-    remote = False
-
-    def will_open(self, name: str, known: KnownFile, end: int) -> None:
-        """Do nothing: there is nothing to open."""
-
-    def distrust_end(self, known: KnownFile, end: int) -> None:
-        """Do nothing: nothing is kept."""
-
-    def let_go(self) -> None:
-        """Do nothing: nothing is held here."""
-
-    def share(self, consumers: int) -> None:
-        """Do nothing: it is this process's own."""
-
     def below(self, name: str) -> MemoryLocation:
         """Return the folder of this name: the files whose names begin with it."""
         inside = {path: data for path, data in self._files.items() if path.startswith(f"{name}/")}
@@ -56,7 +38,3 @@ class MemoryLocation:
     def exists(self, name: str) -> bool:
         """Return True if a file or folder of this name is there."""
         return name in self._files
-
-    def is_network(self) -> bool:
-        """Return True if reads leave this machine."""
-        return False

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import DamageError, OptionError, StorageError
 from . import ranges
-from .base import SEAL_BYTES, KnownFile, Seal, is_right
+from .base import SEAL_BYTES, KnownFile, Location, Seal, is_right
 from .cache import SMALL, CacheDirectory
 from .cached_file import CachedFile
 from .client import Request, RequestError
@@ -23,7 +23,7 @@ from .upload import Upload
 from .walk import walk
 
 
-class RemoteLocation:
+class RemoteLocation(Location):
     """A folder of an object store. It can be pickled."""
 
     remote = True

@@ -9,14 +9,12 @@ Source: RFC 9110, 10.2.3
 
 from __future__ import annotations
 
-import base64
 import email.utils
 import time
-import urllib.error
-import urllib.request
-from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit, urlunsplit
+from typing import NamedTuple
+from urllib.parse import urlsplit, urlunsplit
 
+from . import credentials, plain_http
 from .client import Client, Request
 
 _LIMIT_S = 5.0  # for an answer
@@ -30,38 +28,26 @@ class Asked(NamedTuple):
     after_s: float | None = None  # seconds that it wants to be left alone; None: it did not say
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follow nothing: another host is not to see the headers."""
-
-    def redirect_request(self, *_: Any) -> None:
-        """Return None: the redirect is the answer."""
-
-
 def ask(client: Client, request: Request) -> Asked | None:
     """Ask for the first byte of an object. None: no answer came, or there is no way to ask."""
     url, headers = client.plain_address(request.path)
     if not url:
         return None
     parts = urlsplit(url)
-    user, at, host = parts.netloc.rpartition("@")
-    headers = {"User-Agent": "shardio", **headers, "Range": "bytes=0-0"}
-    if at:
-        basic = base64.b64encode(unquote(user).encode()).decode()
-        headers.setdefault("Authorization", f"Basic {basic}")
-    plain = urllib.request.Request(urlunsplit(parts._replace(netloc=host)), headers=headers)
-    opener = urllib.request.build_opener(_NoRedirect)
+    user, _, host = parts.netloc.rpartition("@")
+    headers = {**headers, "Range": "bytes=0-0"}
+    if user:
+        headers.setdefault("Authorization", credentials.basic(user))
     try:
-        opener.open(plain, timeout=_LIMIT_S).close()
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code in _THROTTLES:
-                return Asked(True, seconds(error.headers.get("Retry-After", "")))
-            # A refusal of the signature, or a failure, says nothing of how busy the store is.
-            # obstore 0.12 signs names that are quoted in a URL wrongly for Azure.
-            return None if error.code in _REFUSED or error.code >= 500 else Asked(False)
+        answer = plain_http.ask(urlunsplit(parts._replace(netloc=host)), _LIMIT_S, headers)
     except Exception:
         return None
-    return Asked(False)
+    with answer:
+        if answer.status in _THROTTLES:
+            return Asked(True, seconds(answer.headers.get("Retry-After", "")))
+        # A refusal of the signature, or a failure, says nothing of how busy the store is.
+        # obstore 0.12 signs names that are quoted in a URL wrongly for Azure.
+        return None if answer.status in _REFUSED or answer.status >= 500 else Asked(False)
 
 
 def seconds(said: str) -> float | None:

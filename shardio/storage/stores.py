@@ -15,9 +15,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -26,7 +23,7 @@ from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from ..errors import DependencyError, OptionError, printable
-from . import credentials, store_options
+from . import credentials, plain_http, store_options
 from .credentials import MissingError
 
 SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "hf", "http", "https")
@@ -37,7 +34,6 @@ TIMEOUT_S = 120.0  # of a request and all that are sent again for it
 # quarter at most), without a byte of an answer (a quarter), and until the last byte (a half), which
 # is 8 MiB at 140 KB/s.
 CONNECT_S, STALL_S, BODY_S = 5.0, 10.0, 60.0
-_AGENT = "shardio"
 _HUB = "https://huggingface.co"
 
 # A revision may be refs/pr/1, or quoted. ORG and NAME as the Hub has them.
@@ -218,6 +214,12 @@ class Opened:
     base: str = ""  # of http and hf: the URL that paths are relative to; of s3: its endpoint
     common: Mapping[str, Any] = field(default_factory=dict)  # and how it is reached
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the headers that the user gave for all requests, and those of credentials."""
+        given = self.common["client_options"].get("default_headers", {})
+        return {str(name): str(value) for name, value in given.items()}
+
 
 def load() -> Any:
     """Return the package obstore. Raises DependencyError."""
@@ -299,7 +301,7 @@ def _common(store: Store, options: dict[str, Any], profile: Any = None) -> dict[
         "connect_timeout": _duration(store, CONNECT_S, 4),
         "read_timeout": _duration(store, STALL_S, 4),
         "timeout": _duration(store, BODY_S, 2),
-        "user_agent": _AGENT,
+        "user_agent": plain_http.AGENT,
         **({} if pem is None else {"root_certificate": pem}),
         **given,
     }
@@ -422,28 +424,14 @@ def find_region(store: Store, opened: Opened) -> str:
     obstore asks nobody, and does not pass on what the refusal says of it.
     """
     url = f"{opened.base.rstrip('/')}/{quote(store.address[0])}"
-    request = urllib.request.Request(url, method="HEAD", headers={"User-Agent": _AGENT})
-    pem = opened.common["client_options"].get("root_certificate")
+    authorities = opened.common["client_options"].get("root_certificate")
     try:
-        context = ssl.create_default_context()
-        if pem:
-            context.load_verify_locations(cadata=pem.decode() if isinstance(pem, bytes) else pem)
-        opener = urllib.request.build_opener(
-            urllib.request.HTTPSHandler(context=context), _NoRedirect
-        )
-        with opener.open(request, timeout=min(STALL_S, store.timeout_s)) as answer:
-            headers = answer.headers
-    except urllib.error.HTTPError as error:
-        headers = error.headers
-        error.close()
+        with plain_http.ask(
+            url, min(STALL_S, store.timeout_s), {}, method="HEAD", authorities=authorities
+        ) as answer:
+            return str(answer.headers.get("x-amz-bucket-region") or "")
     except (OSError, ValueError):
         return ""
-    return str(headers.get("x-amz-bucket-region") or "")
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        return None
 
 
 # ------------------------------------------------------------------------------------- gs, az, web
