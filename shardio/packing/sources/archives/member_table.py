@@ -48,7 +48,6 @@ class MemberTable:
         self.problems: list[Problem] = []
         self.outside: list[bytes] = []  # names that lead out of the archive
         self.links: list[Link] = []
-        self.number = 0  # of its archive among others
         self.stop = 0  # byte of a tar behind the members that are here
         self.dropped: set[int] = set()  # rows that something later replaced
         self._rows: dict[bytes, int] | None = None

@@ -34,6 +34,7 @@ from .zip_members import data_start, list_zip
 
 _IMAGES = re.compile(rb"(?i)\.(jpe?g|png|gif|bmp|tiff?|webp|jp2|jxl|ppm|avif|heic)\Z")
 _DEEP = 8  # archives in archives
+_OUTSIDE = "its path leads out of the archive"
 
 
 @dataclass
@@ -117,21 +118,32 @@ def tree_of_folder(folder: DiskFolder | StoreFolder, walked: Walked, inflating: 
     return builder.finish(shown)
 
 
+@dataclass
+class _Added:
+    """An archive that was added to a tree."""
+
+    extent: Extent
+    table: MemberTable
+    rows: Sequence[int]  # of its table, that are members of the tree
+    prefix: bytes = b""  # of their paths in the tree: a folder with a slash, or b""
+
+    def paths(self) -> list[bytes]:
+        """Return the paths of its members in the tree."""
+        names = self.table.paths
+        if len(self.rows) < len(names):
+            names = [names[row] for row in self.rows]
+        return [self.prefix + name for name in names] if self.prefix else names
+
+
 class _Builder:
     """Gathers the members of archives under their paths in one folder."""
 
-    def __init__(
-        self, ignores: Callable[[bytes], bool], inflating: Inflating, around: _Builder | None = None
-    ) -> None:
-        """around: of the archive that these lie in."""
+    def __init__(self, ignores: Callable[[bytes], bool], inflating: Inflating) -> None:
         self._ignores, self._inflating = ignores, inflating
-        self._deep: int = around._deep + 1 if around else 0
-        self._files: dict[tuple[int, str], Bytes] = around._files if around else {}  # that are open
-        self._extents: list[Extent] = []
-        self._tables: list[tuple[MemberTable, Sequence[int], bytes]] = []
-        self._folders: set[bytes] = set()
-        self.problems: list[Problem] = []
-        self._outside: list[Problem] = []
+        self._deep = 0  # archives around the one that is added
+        self._files: dict[tuple[int, str], Bytes] = {}  # that are open
+        self._added: list[_Added] = []
+        self.problems: list[Problem] = []  # of no archive
         self._again = 0  # members that came again in their archive
 
     def add_archive(self, extent: Extent, inner: bytes = b"") -> bytes:
@@ -171,15 +183,20 @@ class _Builder:
         """Add archives that lie in one folder: classes as folders, others merged."""
         flat: list[bytes] = []
         deep: list[bytes] = []
+        self._deep += 1
         for extent, path in zip(extents, paths, strict=True):
-            inner = _Builder(self._ignores, self._inflating, self)
-            inner.add_archive(extent)
-            is_class = inner._is_class()
-            (flat if is_class else deep).append(path)
-            name = without_suffix(posixpath.basename(path))
-            if is_class:
-                self._folders.add(above + name)
-            self._absorb(inner, above + name + b"/" if is_class else above)
+            before = len(self._added)
+            self.add_archive(extent)
+            added, prefix = self._added[before:], above
+            if self._is_class(added):
+                flat.append(path)
+                prefix += without_suffix(posixpath.basename(path)) + b"/"
+                added[0].table.folders.add(b"")
+            else:
+                deep.append(path)
+            for one in added:
+                one.prefix = prefix + one.prefix
+        self._deep -= 1
         if flat and deep:
             raise OptionError(
                 f"{shown}: some archives there hold folders, such as {printable(deep[0])}, and "
@@ -211,17 +228,6 @@ class _Builder:
                 above = above[: above.rfind(b"/", 0, -1) + 1]
         return found
 
-    def _absorb(self, inner: _Builder, prefix: bytes) -> None:
-        """Take what another builder gathered, below a folder (with a slash, or empty)."""
-        for table, rows, above in inner._tables:
-            table.number += len(self._extents)
-            self._tables.append((table, rows, prefix + above))
-        self._extents += inner._extents
-        self._folders.update(prefix + path for path in inner._folders)
-        self.problems += [(prefix + path, why) for path, why in inner.problems]
-        self._outside += inner._outside
-        self._again += inner._again
-
     def _add(self, table: MemberTable, extent: Extent, part: Part, inner: bytes) -> bytes:
         """Add a table, and the archives that lie in it; or only the one to which a path leads."""
         rows: Sequence[int] = range(len(table.paths))
@@ -233,15 +239,10 @@ class _Builder:
             if (inner + b"/").startswith(table.paths[row] + b"/"):
                 rest = inner[len(table.paths[row]) + 1 :]
                 return self.add_archive(self._nested(table, row, extent, part), rest)
-        table.number = len(self._extents)
-        self._extents.append(extent)
-        self.problems += table.problems
-        self._outside += [(name, "its path leads out of the archive") for name in table.outside]
         if nested:
             inside = set(nested)
             rows = [row for row in rows if row not in inside]
-        self._tables.append((table, rows, b""))
-        self._folders.update(table.folders)
+        self._added.append(_Added(extent, table, rows))
         if not nested:
             return inner
         of_path = {table.paths[row]: row for row in nested}
@@ -261,39 +262,37 @@ class _Builder:
     def _is_ignored(self, path: bytes) -> bool:
         return any(map(self._ignores, path.split(b"/")))
 
-    def _is_class(self) -> bool:
-        """Tell whether an image lies at the top, or nothing in folders."""
+    def _is_class(self, added: Sequence[_Added]) -> bool:
+        """Tell whether an image lies at the top of an archive, or nothing in folders.
+
+        added: the archive, and those in it
+        """
         folders = False
-        for table, rows, prefix in self._tables:
-            for path in (prefix + table.paths[row] for row in rows):
-                if b"/" in path:
-                    folders = folders or not self._is_ignored(path)
-                elif _IMAGES.search(path) and not self._is_ignored(path):
-                    return True
+        for path in (path for one in added for path in one.paths()):
+            if b"/" in path:
+                folders = folders or not self._is_ignored(path)
+            elif _IMAGES.search(path) and not self._is_ignored(path):
+                return True
         return not folders
 
     def finish(self, shown: str) -> Tree:
         """Return all that was added, in bytewise order of the paths, each once."""
-        paths: list[bytes] = []
-        for table, rows, prefix in self._tables:
-            some = [table.paths[row] for row in rows] if len(rows) < len(table.paths) else None
-            names = table.paths if some is None else some
-            paths += [prefix + name for name in names] if prefix else names
-
-        chosen = [np.asarray(rows, np.int64) for _, rows, _ in self._tables]
+        added, paths = self._added, [path for one in self._added for path in one.paths()]
+        chosen = [np.asarray(one.rows, np.int64) for one in added]
 
         def column(name: str, kind: Any) -> Any:
-            tables = [np.asarray(getattr(table, name), kind) for table, _, _ in self._tables]
+            tables = [np.asarray(getattr(one.table, name), kind) for one in added]
             parts = [one[rows] for one, rows in zip(tables, chosen, strict=True)]
             return np.concatenate(parts) if parts else np.zeros(0, kind)
 
-        counts = [len(rows) for _, rows, _ in self._tables]
-        which = np.repeat([t.number for t, _, _ in self._tables], counts).astype(np.int32)
+        which = np.repeat(np.arange(len(added), dtype=np.int32), [len(rows) for rows in chosen])
         order = sorted(range(len(paths)), key=paths.__getitem__)  # stable
+        for one in added:
+            self.problems += [(one.prefix + path, why) for path, why in one.table.problems]
         order = self._without_twins(order, paths, which)
         order = self._without_folders(order, paths)
         kept = np.array(order, np.int64)
-        stamps = np.array([one.stamp for one in self._extents], np.int64)
+        stamps = np.array([one.extent.stamp for one in added], np.int64)
         which = which[kept]
         notes = []
         if self._again:
@@ -306,11 +305,13 @@ class _Builder:
             [paths[i] for i in order],
             column("sizes", np.int64)[kept],
             stamps[which],
-            sorted(self._folders),
+            sorted(
+                {(one.prefix + path).rstrip(b"/") for one in added for path in one.table.folders}
+            ),
             sorted(self.problems),
-            sorted(self._outside),
+            sorted((name, _OUTSIDE) for one in added for name in one.table.outside),
             notes,
-            extents=self._extents,
+            extents=[one.extent for one in added],
             which=which,
             starts=column("starts", np.int64)[kept],
             packed=column("packed", np.int64)[kept],
@@ -331,7 +332,7 @@ class _Builder:
             places[path].append(order[i])
         dropped: set[int] = set()
         for path, rows in places.items():
-            archives = list(dict.fromkeys(self._extents[which[row]].shown for row in rows))
+            archives = list(dict.fromkeys(self._added[which[row]].extent.shown for row in rows))
             if len(archives) > 1:
                 dropped.update(rows)
                 self.problems.append((path, f"lies in {archives[0]} and in {archives[1]}"))
