@@ -20,9 +20,9 @@ from ...names import key_text
 from ...units import show_count
 from .archived import root_of
 from .base import ReadFile, Rejected, SourceFolder, SourceRequest, Walked
-from .boxes import Row, parse_voc, parse_yolo, yolo_boxes, yolo_names
+from .boxes import parse_voc, parse_yolo, yolo_boxes, yolo_names
 from .image_names import ImageNames
-from .tables import Column, packed_column
+from .tables import Column, number_column, packed_column
 
 _NAMES = (b"classes.txt", b"obj.names", b"data.yaml", b"data.yml")  # files of names of classes
 
@@ -85,9 +85,7 @@ def read_annotations(
             found.unfit.setdefault(image, f"its boxes take {len(one):,} bytes; too many")
     found.columns["annotations"] = packed_column("json", packed)
     for name, values in zip(("width", "height"), zip(*sizes, strict=True), strict=True):
-        missing = np.array([one is None for one in values], np.bool_)
-        numbers = np.array([one or 0 for one in values], np.int64)
-        found.columns[name] = Column("int", numbers, None, missing)
+        found.columns[name] = number_column(values)
     return found
 
 
@@ -97,9 +95,8 @@ def in_pixels(sample: Sample) -> None:
         width, height = upright_size(sample["image"])
     except DecodeError as error:
         raise Rejected(f"has boxes, and its size cannot be read: {error}") from None
-    rows = [Row(label, box, polygon, score) for label, box, polygon, score in sample["annotations"]]
-    sample |= {"width": width, "height": height}
-    sample["annotations"] = yolo_boxes(rows, width, height)
+    boxes = yolo_boxes(sample["annotations"], width, height)
+    sample |= {"width": width, "height": height, "annotations": boxes}
 
 
 def _form(keys: Sequence[bytes]) -> bytes:

@@ -460,9 +460,8 @@ def _listing(arrays: Mapping[str, list[Array]], image: str, request: SourceReque
 def _column(arrays: Sequence[Array], kind: str) -> Column:
     """Read an array of one value a record. Raises DamageError, SourceError."""
     values = np.concatenate([one.load().reshape(-1) for one in arrays])
-    missing = np.zeros(len(values), np.bool_)
     if kind != "str":
-        return Column(kind, values.astype(values.dtype.newbyteorder("=")), None, missing)
+        return Column(kind, values.astype(values.dtype.newbyteorder("=")))
     try:
         texts = [one if isinstance(one, bytes) else one.encode() for one in values.tolist()]
         b"".join(texts).decode()

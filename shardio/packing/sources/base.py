@@ -136,7 +136,11 @@ class Source:
         """
         if "label" not in fields:
             raise OptionError("--classes: the classes here are not those of a field `label`")
-        return _Renumbered(self, numbers)
+        return Renumbered(self, numbers)
+
+    def labelled(self, sample: Sample) -> Iterable[dict[str, Any]]:
+        """Return the parts of a record whose `label` is the number of a class."""
+        return [sample]
 
 
 @dataclass(frozen=True)
@@ -280,7 +284,7 @@ def renumber(listing: Listing, classes: Sequence[str]) -> Listing:
     )
 
 
-class _Renumbered(Source):
+class Renumbered(Source):
     """A source whose labels are other numbers."""
 
     def __init__(self, source: Source, numbers: Sequence[int]) -> None:
@@ -292,11 +296,12 @@ class _Renumbered(Source):
 
             def renumbered(place: int) -> Sample:
                 sample = read(place)
-                label = sample["label"]
-                if label is not None and label >= 0:  # below 0 it says that there is none
-                    if label >= len(self._numbers):
-                        raise Rejected(f"its label, {label}, is none of {len(self._numbers):,}")
-                    sample["label"] = self._numbers[label]
+                for part in self._source.labelled(sample):
+                    label = part["label"]
+                    if label is not None and label >= 0:  # below 0 it says that there is none
+                        if label >= len(self._numbers):
+                            raise Rejected(f"its label, {label}, is none of {len(self._numbers):,}")
+                        part["label"] = self._numbers[label]
                 return sample
 
             yield renumbered
@@ -315,7 +320,7 @@ class _Renumbered(Source):
 
     def renumbered(self, numbers: Sequence[int], fields: Collection[str]) -> Source:
         """Return the source renumbered once, by both."""
-        return _Renumbered(self._source, [numbers[i] for i in self._numbers])
+        return Renumbered(self._source, [numbers[i] for i in self._numbers])
 
 
 def bytewise(keys: Sequence[bytes]) -> Sequence[int]:

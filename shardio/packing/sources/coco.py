@@ -20,22 +20,21 @@ https://cocodataset.org/#format-data
 from __future__ import annotations
 
 import contextlib
-import copy
 import gc
 import hashlib
 import itertools
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...errors import OptionError, SourceError, printable
-from ...formats.sample import MAX_HEAD, Sample, pack, unpack
-from ...names import KEY, key_bytes, key_text
+from ...formats.sample import MAX_HEAD, Sample, pack
+from ...names import key_bytes, key_text
 from .archived import file_path, root_in_archive, root_of, some_folders, split_path
 from .base import (
     Ints,
@@ -43,7 +42,8 @@ from .base import (
     Listings,
     Plain,
     Problem,
-    ReadFile,
+    Renumbered,
+    Source,
     SourceFolder,
     SourceRequest,
     check_key,
@@ -54,13 +54,13 @@ from .field_names import our_names
 from .files import (
     MISSING,
     DiskFolder,
-    FileSource,
-    check_image,
     first_sign,
     folder_of,
     twins,
 )
+from .listing import Files, Rows, rows_of
 from .plain_file import plain_file
+from .tables import Column, number_column, packed_column
 
 _NUMBERS = ("image_id", "width", "height")
 _FIELDS = {"image": "image", **dict.fromkeys(_NUMBERS, "int"), "annotations": "json"}
@@ -70,8 +70,6 @@ _BEFORE = re.compile(r"\A(instances|person_keypoints|captions|stuff|panoptic|ima
 
 _FIRST = 100  # images that the folder is looked for by: some may be missing
 
-Column = np.ma.MaskedArray[Any, np.dtype[np.int64]]
-
 
 @dataclass(frozen=True)
 class Entries:
@@ -79,89 +77,58 @@ class Entries:
 
     first: list[bytes]  # paths of the images that come first in the file
     keys: list[bytes]
-    paths: list[bytes]  # as file_name has them
-    numbers: Mapping[str, Column]  # of _NUMBERS
+    paths: Column  # as file_name has them
+    columns: Mapping[str, Column]  # of _FIELDS but the image
     classes: tuple[str, ...] | None
-    bounds: Ints  # (images + 1,) in `annotations`
-    annotations: bytes  # of each image a list, packed
 
-    def packed(self, place: int) -> bytes:
-        """Return the annotations of an image, packed."""
-        return self.annotations[int(self.bounds[place]) : int(self.bounds[place + 1])]
-
-    def column(self, name: str) -> Column:
-        """Return a column of all images. Raises OptionError where there is none to select by."""
-        if name not in self.numbers:
+    def column(self, name: str) -> Any:
+        """Return the values of all images. Raises OptionError where there is none to select by."""
+        if name not in _NUMBERS:
             raise OptionError(
                 f"where: {printable(name)}: images of COCO are selected by {', '.join(_NUMBERS)}"
             )
-        return self.numbers[name]
+        return self.columns[name].array()
 
     def digest(self, places: Ints) -> str:
         """Return 32 hex digits of all of these records that lies in no file of theirs."""
         seal = hashlib.sha256()
-        for column in self.numbers.values():
-            seal.update(column.data[places].astype("<i8").tobytes())
-            seal.update(np.ma.getmaskarray(column)[places].tobytes())
-        seal.update(np.diff(self.bounds)[places].astype("<i8").tobytes())
-        for place in places.tolist():
-            seal.update(self.packed(place))
+        for name in _NUMBERS:
+            column = self.columns[name]
+            seal.update(column.values[places].astype("<i8").tobytes())
+            seal.update(column.mask[places].tobytes())
+        annotations = self.columns["annotations"]
+        seal.update(annotations.sizes()[places].astype("<i8").tobytes())
+        for packed in annotations.raw(places):
+            seal.update(packed)
         return seal.hexdigest()[:32]
 
 
-class Images(FileSource):
-    """The images of a file, in bytewise order of their keys."""
+class Images(Rows):
+    """The images of a file."""
 
-    def __init__(self, entries: Entries, root: SourceFolder, names: Mapping[str, str]) -> None:
-        """names: ours of the fields, by COCO's."""
-        super().__init__(root)
-        count = len(entries.keys)
-        self.sizes, self.mtimes = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        self._entries, self._names = entries, names
-        self._labels: Sequence[int] | None = None
+    def __init__(
+        self,
+        fields: Mapping[str, Column],
+        rows: Ints,
+        keys: list[bytes],
+        files: Files,
+        about: Plain,
+    ) -> None:
+        """about: the name of the field of annotations, and paths that the folder is found by."""
+        super().__init__(fields, rows, keys, files)
+        self._about = about
 
-    def renumbered(self, numbers: Sequence[int], fields: Collection[str]) -> Images:
+    def renumbered(self, numbers: Sequence[int], fields: Collection[str]) -> Source:
         """Return the same images, with other labels in their annotations."""
-        other = copy.copy(self)
-        other._labels = numbers
-        return other
+        return Renumbered(self, numbers)
+
+    def labelled(self, sample: Sample) -> Iterable[dict[str, Any]]:
+        """Return the annotations that have a label."""
+        return (one for one in sample[self._about["annotations"]] if "label" in one)
 
     def describe(self) -> Plain:
-        """Return names of fields, numbers of classes, and paths that the folder is found by."""
-        found: Plain = {"names": dict(self._names), "first": self._entries.first}
-        return found if self._labels is None else found | {"numbers": list(self._labels)}
-
-    def piece(self, places: Ints) -> Plain:
-        """Return the files, and what the entries say of them."""
-        entries, chosen = self._entries, places.tolist()
-        annotations = [entries.packed(place) for place in chosen]
-        columns = ((name, column[places]) for name, column in entries.numbers.items())
-        return {
-            "keys": [entries.keys[place] for place in chosen],
-            "paths": [entries.paths[place] for place in chosen],
-            "numbers": {name: [one.data, np.ma.getmaskarray(one)] for name, one in columns},
-            "bounds": np.append(0, np.cumsum([*map(len, annotations)])).astype(np.int64),
-            "annotations": b"".join(annotations),
-            "sizes": self.sizes[places],
-            "mtimes": self.mtimes[places],
-        }
-
-    def _files(self, place: int) -> list[tuple[bytes, int]]:
-        return [(self._entries.paths[place], int(self.sizes[place]))]
-
-    def _read(self, read: ReadFile, place: int) -> Sample:
-        entries, names = self._entries, self._names
-        size, changed = int(self.sizes[place]), int(self.mtimes[place])
-        data = check_image(read(entries.paths[place], size, changed))
-        sample: Sample = {KEY: entries.keys[place], names["image"]: data}
-        for name in _NUMBERS:
-            sample[names[name]] = entries.numbers[name][place : place + 1].tolist()[0]
-        found = sample[names["annotations"]] = unpack(entries.packed(place))
-        if self._labels is not None:
-            for one in found:
-                if "label" in one:
-                    one["label"] = self._labels[one["label"]]
-        return sample
+        """Return what is not of single images."""
+        return self._about
 
 
 def list_records(request: SourceRequest) -> Listings:
@@ -176,16 +143,18 @@ def list_records(request: SourceRequest) -> Listings:
     if request.where is not None:
         column, count = entries.column, len(entries.keys)
         places = request.select(column, count, None).astype(np.int64)
-    source = Images(entries, root, names)
-    places, problems = _look(source, entries, root, places)
-    fields = tuple((names[name], kind) for name, kind in _FIELDS.items())
+    places, sizes, mtimes, problems = _look(entries, root, places)
+    keys = [entries.keys[place] for place in places.tolist()]
+    files = Files(root, entries.paths, sizes, mtimes, names["image"])
+    columns = {names[theirs]: column for theirs, column in entries.columns.items()}
+    about = {"annotations": names["annotations"], "first": entries.first, "image": names["image"]}
     listing = Listing(
         root=root.path,
-        keys=entries.keys,
-        sizes=source.sizes,
-        mtimes=source.mtimes,
-        source=source,
-        fields=fields,
+        keys=keys,
+        sizes=sizes,
+        mtimes=mtimes,
+        source=Images(columns, places, keys, files, about),
+        fields=tuple((names[name], kind) for name, kind in _FIELDS.items()),
         classes=entries.classes,
         problems=sorted(problems),
         notes=[*notes, *twins(entries.keys)],
@@ -193,7 +162,7 @@ def list_records(request: SourceRequest) -> Listings:
             "values": entries.digest(places),
             **renamed({ours: theirs for theirs, ours in names.items()}),
         },
-    ).take(places)
+    )
     if problems and all(why == MISSING for _, why in problems) and not listing.keys:
         raise SourceError(
             f"{request.shown}: none of its images is there, such as {printable(problems[0][0])}, "
@@ -205,12 +174,10 @@ def list_records(request: SourceRequest) -> Listings:
 
 def reopen(request: SourceRequest, split: str, described: Plain, piece: Plain) -> Images:
     """Open a piece of a file of COCO."""
-    first, sizes, mtimes = described["first"], piece.pop("sizes"), piece.pop("mtimes")
-    numbers = {name: np.ma.MaskedArray(*one) for name, one in piece.pop("numbers").items()}
-    entries = Entries(first=first, numbers=numbers, classes=None, **piece)
-    source = Images(entries, _root(request, first)[0], described["names"])
-    source.sizes, source.mtimes = sizes, mtimes
-    return source
+    root = _root(request, described["first"])[0]
+    fields, rows, keys, files = rows_of(piece, root, described["image"])
+    assert files is not None
+    return Images(fields, rows, keys, files, described)
 
 
 def is_coco(path: bytes) -> bool:
@@ -319,19 +286,15 @@ def _parse(described: dict[str, Any], shown: str) -> Entries:
     wrong.refuse()
     keys = sorted(places)
     in_order = np.array([places[key] for key in keys], np.int64)
-    bounds, packed = _pack(annotations, labels, theirs, in_order, wrong)
+    columns = {name: number_column(values).take(in_order) for name, values in numbers.items()}
+    columns["annotations"] = _pack(annotations, labels, theirs, in_order, wrong)
     wrong.refuse()
     return Entries(
         first=paths[:_FIRST],
         keys=keys,
-        paths=[
-            key if paths[place] == key else paths[place]  # one object for both takes half
-            for key, place in zip(keys, in_order.tolist(), strict=True)
-        ],
-        numbers={name: _column(values)[in_order] for name, values in numbers.items()},
+        paths=packed_column("bytes", [paths[place] for place in in_order.tolist()]),
+        columns=columns,
         classes=classes,
-        bounds=bounds,
-        annotations=packed,
     )
 
 
@@ -426,21 +389,20 @@ def _images_of(
 
 def _pack(
     annotations: list[Any], labels: Mapping[int, int], theirs: Ints, images: Ints, wrong: _Wrong
-) -> tuple[Ints, bytes]:
-    """Pack the annotations of these images one behind the other; return where each begins, too."""
+) -> Column:
+    """Pack the annotations of these images."""
     by_image = np.argsort(theirs, kind="stable")
     sorted_ = theirs[by_image]
     starts = np.searchsorted(sorted_, images).tolist()
     stops = np.searchsorted(sorted_, images, side="right").tolist()
-    packed, bounds = bytearray(), [0]
+    packed: list[bytes] = []
     for start, stop in zip(starts, stops, strict=True):
         places = by_image[start:stop].tolist()
         try:
-            packed += pack([_annotation(annotations[place], labels) for place in places])
+            packed.append(pack([_annotation(annotations[place], labels) for place in places]))
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             wrong.add("annotations", places[0], annotations[places[0]], f"or one after it: {error}")
-        bounds.append(len(packed))
-    return np.array(bounds, np.int64), bytes(packed)
+    return packed_column("json", packed)
 
 
 def _annotation(entry: dict[str, Any], labels: Mapping[int, int]) -> dict[str, Any]:
@@ -448,11 +410,6 @@ def _annotation(entry: dict[str, Any], labels: Mapping[int, int]) -> dict[str, A
     if "category_id" in kept:
         kept["label"] = labels[kept["category_id"]]
     return kept
-
-
-def _column(values: list[int | None]) -> Column:
-    plain = np.array([0 if value is None else value for value in values], np.int64)
-    return np.ma.MaskedArray(plain, [value is None for value in values])
 
 
 # --- the images -----------------------------------------------------------------------------------
@@ -512,28 +469,29 @@ def _usual(name: str) -> list[str]:
 
 
 def _look(
-    source: Images, entries: Entries, root: SourceFolder, places: Ints
-) -> tuple[Ints, list[Problem]]:
-    """Note sizes and times of some images; return those that can be packed, and the others."""
+    entries: Entries, root: SourceFolder, places: Ints
+) -> tuple[Ints, Ints, Ints, list[Problem]]:
+    """Return those of some images that can be packed, their sizes and times; and the others."""
     problems: list[Problem] = []
-    good = np.ones(len(places), np.bool_)
+    good: list[tuple[int, int, int]] = []
     numbers = places.tolist()
-    seen = root.look(entries.paths[place] for place in numbers)
-    for i, (place, (size, mtime, why)) in enumerate(zip(numbers, seen, strict=True)):
-        source.sizes[place], source.mtimes[place] = size, mtime
+    seen = root.look(map(entries.paths.data, numbers))
+    for place, (size, mtime, why) in zip(numbers, seen, strict=True):
         why = why or _too_many(entries, place, size)
-        if why is not None:
-            good[i] = False
+        if why is None:
+            good.append((place, size, mtime))
+        else:
             problems.append((entries.keys[place], why))
-    return places[good], problems
+    found = np.array(good, np.int64).reshape(-1, 3)
+    return found[:, 0], found[:, 1], found[:, 2], problems
 
 
 def _too_many(entries: Entries, place: int, file_size: int) -> str | None:
     """Return why the annotations of an image do not fit a record; None when they do."""
-    size = int(entries.bounds[place + 1] - entries.bounds[place])
+    size = len(entries.columns["annotations"].data(place))
     if size < MAX_HEAD >> 1:  # keys are shorter than the other half
         return None
-    numbers = [entries.numbers[name][place : place + 1].tolist()[0] for name in _NUMBERS]
+    numbers = [entries.columns[name].get(place) for name in _NUMBERS]
     size += len(pack([entries.keys[place], file_size, *numbers]))  # the rest of the head
     if size <= MAX_HEAD:
         return None

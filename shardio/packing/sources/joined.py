@@ -190,7 +190,7 @@ def _read(given: str, request: SourceRequest) -> _Given:
     columns = dict(table.columns)
     for match in numbered.values():
         if match[1]:
-            columns[match[1]] = _ints(np.arange(table.rows) + int(match[2] or 1))
+            columns[match[1]] = Column("int", np.arange(table.rows) + int(match[2] or 1))
     by_order = any(not match[1] for match in numbered.values())
     return _Given(printable(path), Table(columns, table.rows), by_order)
 
@@ -666,10 +666,3 @@ def _column_of(listing: Listing, name: str, columns: _Columns | None) -> Column:
             f"{some_of(name for name, _ in listing.fields)}"
         )
     return found
-
-
-# --- columns --------------------------------------------------------------------------------------
-
-
-def _ints(values: Ints) -> Column:
-    return Column("int", values, None, np.zeros(len(values), np.bool_))

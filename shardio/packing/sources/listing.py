@@ -52,7 +52,7 @@ from .files import (
     twins,
 )
 from .plain_file import plain_file
-from .tables import Column, Table, ending, holds_bytes, pieces, seal_columns
+from .tables import Column, Table, ending, holds_bytes, packed_column, pieces, seal_columns
 from .tables import read as read_table
 
 _KEYS = (KEY, "key", "id", "uid")  # columns that keys are taken from; the first two hold no more
@@ -77,7 +77,7 @@ class Rows(Source):
                 row = int(self._rows[place])
                 sample: Sample = {KEY: self._keys[place]}
                 if files is not None and read_file is not None:
-                    sample["image"] = files.read(read_file, place, row)
+                    sample[files.field] = files.read(read_file, place, row)
                 for name, get in columns:
                     sample[name] = get(row)
                 return sample
@@ -111,6 +111,7 @@ class Files:
     paths: Column  # of all rows
     sizes: Ints  # of the records
     mtimes: Ints
+    field: str = "image"
 
     def piece(self, places: Ints, rows: Ints) -> list[Any]:
         """Return what is known of some of the files."""
@@ -118,14 +119,12 @@ class Files:
 
     def will_need(self, place: int, row: int) -> None:
         """Announce the file of a row."""
-        path, _ = _resolved(self.paths.get(row).encode())
-        self.root.will_need(path, int(self.sizes[place]))
+        self.root.will_need(self.paths.data(row), int(self.sizes[place]))
 
     def read(self, read_file: ReadFile, place: int, row: int) -> bytes:
         """Return the image of a row. Raises Rejected, SourceChangedError."""
-        path, _ = _resolved(self.paths.get(row).encode())
-        data = read_file(path, int(self.sizes[place]), int(self.mtimes[place]))
-        return check_image(data)
+        size, mtime = int(self.sizes[place]), int(self.mtimes[place])
+        return check_image(read_file(self.paths.data(row), size, mtime))
 
 
 @dataclass
@@ -177,12 +176,19 @@ def list_records(request: SourceRequest) -> Listings:
 
 def reopen(request: SourceRequest, split: str, described: Plain, piece: Plain) -> Rows:
     """Open a piece of a listing."""
-    fields = {name: Column(*column) for name, column in piece["fields"].items()}
+    return Rows(*rows_of(piece, root_of(request) if "files" in piece else None))
+
+
+def rows_of(
+    piece: Plain, root: SourceFolder | None, field: str = "image"
+) -> tuple[dict[str, Column], Ints, list[bytes], Files | None]:
+    """Return what `Rows` takes. root: of the files that rows name, which are this field."""
+    columns = {name: Column(*column) for name, column in piece["fields"].items()}
     files = None
-    if "files" in piece:
+    if root is not None:
         paths, sizes, mtimes = piece["files"]
-        files = Files(root_of(request), Column(*paths), sizes, mtimes)
-    return Rows(fields, np.arange(len(piece["keys"])), piece["keys"], files)
+        files = Files(root, Column(*paths), sizes, mtimes, field)
+    return columns, np.arange(len(piece["keys"])), piece["keys"], files
 
 
 # --- what columns are -----------------------------------------------------------------------------
@@ -376,12 +382,12 @@ def _of_rows(rows: Ints, chosen: _Chosen, request: SourceRequest) -> Listing:
 def _of_files(paths: Column, rows: Ints, chosen: _Chosen, request: SourceRequest) -> Listing:
     """List each file that a row names as a record."""
     root = root_of(request)
-    keys, kept, problems = _named(paths, rows, request)
+    keys, kept, problems, paths = _named(paths, rows, request)
     order = bytewise(keys)
     sizes, mtimes, good = array("q"), array("q"), []
     missing = 0
     try:
-        seen = root.look(_resolved(paths.get(kept[i]).encode())[0] for i in order)
+        seen = root.look(paths.data(kept[i]) for i in order)
         for i, (size, mtime, why) in zip(order, seen, strict=True):
             if why is None and (why := check_key(keys[i])) is None:
                 good.append(i)
@@ -389,8 +395,7 @@ def _of_files(paths: Column, rows: Ints, chosen: _Chosen, request: SourceRequest
                 mtimes.append(mtime)
             else:
                 missing += why == MISSING
-                path, _ = _resolved(paths.get(kept[i]).encode())
-                problems.append((keys[i] or path, why))
+                problems.append((keys[i] or paths.data(kept[i]), why))
     except OSError as error:
         raise OptionError(
             f"{printable(root.path)}: paths are relative to this folder, and it cannot be opened: "
@@ -419,21 +424,28 @@ def _of_files(paths: Column, rows: Ints, chosen: _Chosen, request: SourceRequest
 
 def _named(
     paths: Column, rows: Ints, request: SourceRequest
-) -> tuple[list[bytes], array[int], list[Problem]]:
-    """Return keys, and their rows; and the rows without a path."""
+) -> tuple[list[bytes], array[int], list[Problem], Column]:
+    """Return keys, and their rows; the rows without a path; and the paths as they are opened."""
     keys: list[bytes] = []
     kept = array("q")
     problems: list[Problem] = []
+    others: dict[int, bytes] = {}  # paths of rows that have URLs
     for row, text in zip(rows.tolist(), paths.raw(rows), strict=True):
         if not text:
             problems.append((b"row %d" % row, "no path"))
             continue
         try:
-            keys.append(_resolved(bytes(text))[1])
+            path, key = _resolved(bytes(text))
         except ValueError as error:
             raise SourceError(f"{request.shown}: row {row}: {error}") from None
+        keys.append(key)
         kept.append(row)
-    return keys, kept, problems
+        if path != text:
+            others[row] = path
+    if others:
+        values = enumerate(paths.raw(np.arange(len(paths))))
+        paths = packed_column("bytes", [others.get(row, text) for row, text in values])
+    return keys, kept, problems, paths
 
 
 def _listing(

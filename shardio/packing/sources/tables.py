@@ -64,9 +64,11 @@ class Column:
 
     __slots__ = ("ends", "kind", "missing", "values")
 
-    def __init__(self, kind: str, values: Any, ends: Ints | None, missing: Any) -> None:
+    def __init__(
+        self, kind: str, values: Any, ends: Ints | None = None, missing: Any = None
+    ) -> None:
         self.kind, self.values, self.ends = kind, values, ends
-        self.missing = missing if missing.any() else None
+        self.missing = missing if missing is not None and missing.any() else None
 
     def __len__(self) -> int:
         return len(self.values) if self.ends is None else len(self.ends) - 1
@@ -77,7 +79,12 @@ class Column:
             return None
         if self.ends is None:
             return self.values[row].item()
-        return _DECODE[self.kind](self.values[self.ends[row] : self.ends[row + 1]])
+        return _DECODE[self.kind](self.data(row))
+
+    def data(self, row: int) -> bytes:
+        """Return the bytes of a value, of a column that is not of numbers."""
+        assert self.ends is not None
+        return bytes(self.values[self.ends[row] : self.ends[row + 1]])
 
     def decoded(self, rows: Ints) -> Iterator[Any]:
         """Yield the values of these rows."""
@@ -725,6 +732,12 @@ def packed_column(kind: str, values: Sequence[bytes | None]) -> Column:
     ends = np.append(0, np.cumsum([len(one or b"") for one in values])).astype(np.int64)
     missing = np.array([one is None for one in values], np.bool_)
     return Column(kind, b"".join(one or b"" for one in values), ends, missing)
+
+
+def number_column(values: Sequence[int | None]) -> Column:
+    """Make a column of integers of 64 bits; None where there is none."""
+    missing = np.array([one is None for one in values], np.bool_)
+    return Column("int", np.array([one or 0 for one in values], np.int64), None, missing)
 
 
 def seal_columns(seal: Seal, columns: Mapping[str, Column], rows: Ints) -> None:
