@@ -34,6 +34,7 @@ from .missing import show_missing
 from .options import PlanOptions
 from .output_dir import Owner
 from .packed import Packed
+from .parts import Announce
 from .plan import Plan, difference
 from .reencode import ONE_SIZE
 from .sources.base import Problem, SourceRequest, listed
@@ -65,26 +66,25 @@ class Job:
     """One dataset that is to be packed into one directory; `result` says what became of it.
 
     From `build` on, or from the beginning, the directory is owned by `owner` until `commit`, so
-    that several splits are committed together. place: in an object store; shards are built in the
-    directory then, and uploaded. Without it, the place is the directory. request: for the source,
-    where shards are built. reopen: opens the source where the plan was made ahead, and lies in the
-    directory.
+    that several splits are committed together. place: where the dataset will be: the directory, or
+    in an object store; then shards are built in the directory, and uploaded. request: for the
+    source, where shards are built. reopen: opens the source where the plan was made ahead, and lies
+    in the directory.
     """
 
     def __init__(
         self,
         plan: Plan,
+        place: Target,
         directory: str,
         run: Run,
-        owner: Owner | None = None,
-        place: RemoteLocation | None = None,
         request: SourceRequest | None = None,
         reopen: journal.Reopen | None = None,
+        owner: Owner | None = None,
     ) -> None:
         Schema(plan.fields)  # too many, or what cannot be one: refused before all is locked
-        self.plan, self.directory, self.run = plan, directory, run
+        self.plan, self.place, self.directory, self.run = plan, place, directory, run
         self._owner, self._request, self._reopen = owner, request, reopen
-        self.place: Target = LocalDirectory(directory) if place is None else place
         self._id, self._token = plan.dataset_id, local.token()
         self._restart = run.plan.restart
         self._resumed: Plan | None = None  # the plan in the journal that we go on under
@@ -394,17 +394,18 @@ def least_bytes(job: Job) -> int:
     return max(0, needed)
 
 
-def announcement(job: Job) -> str | None:
-    """Say how large raw pixels will be, of all parts; None where there is nothing to say."""
-    if job.result.pixels is None or job.result.already:
-        return None
-    (height, width), count = job.result.pixels, job.plan.records
-    split = f"{job.result.split}: " if job.result.split else ""
-    return (
-        f"{split}raw pixels: {count:,} images of {width} x {height}, "
-        f"{show_size(count * 3 * height * width)} (the source has "
-        f"{show_size(int(job.plan.shard_bytes.sum()))})"
-    )
+def show_pixels(work: Sequence[Job], announce: Announce | None) -> None:
+    """Say of each job how large raw pixels will be, of all parts."""
+    for job in work:
+        if announce is None or job.result.pixels is None or job.result.already:
+            continue
+        (height, width), count = job.result.pixels, job.plan.records
+        split = f"{job.result.split}: " if job.result.split else ""
+        announce(
+            f"{split}raw pixels: {count:,} images of {width} x {height}, "
+            f"{show_size(count * 3 * height * width)} (the source has "
+            f"{show_size(int(job.plan.shard_bytes.sum()))})"
+        )
 
 
 def _tasks(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import OptionError, printable
+from ..formats import check_packed
 from ..formats.base import MAX_RECORDS
 from ..order.subset import describe_conditions
 from ..storage.location import path_text
@@ -305,38 +306,6 @@ class PackOptions:
     of_source: Mapping[str, Any] = field(default_factory=dict)  # what only its source knows
 
     @classmethod
-    def requested(
-        cls,
-        *,
-        source: str,
-        format: str,
-        shard_size: int | str | None,
-        resize: int | None,
-        read: SourceOptions,
-        images: ImageOptions,
-        plan: PlanOptions,
-    ) -> PackOptions:
-        """Return what one call of `pack` asks for. Raises OptionError."""
-        if resize is not None:
-            most = _NUMBER - 1 if images.encode is None else _MAX_SQUARE
-            resize = check_int("resize", resize, 1, most)
-        if source == "arrays":  # there are no files to be kept
-            images = replace(images, encode="raw")
-        images.check_with(resize)
-        shrinks = resize is not None and images.encode is None
-        asked: dict[str, Any] = {
-            **{name: value for name, value in vars(plan).items() if name in _KNOWN},
-            **vars(images),
-            "seed": None if plan.shuffle is False else plan.seed,
-            "quality": (images.quality or QUALITY) if shrinks else None,
-            "where": describe_conditions(read.where) if isinstance(read.where, Mapping) else None,
-            "label": read.label,
-            "layout": read.layout,
-        }
-        shard_size = None if shard_size is None else check_size("shard_size", shard_size)
-        return cls(source, format, shard_size=shard_size, resize=resize, **asked)
-
-    @classmethod
     def of(cls, recorded: Mapping[str, Any]) -> PackOptions:
         """Return what a plan or a manifest records, of whatever origin; nothing is checked."""
         known = {name: value for name, value in recorded.items() if name in _KNOWN}
@@ -349,6 +318,49 @@ class PackOptions:
         always = {name: found[name] for name in _ALWAYS}
         given = {name: value for name, value in found.items() if value != _DEFAULTS[name]}
         return always | given | dict(self.of_source)
+
+
+class PackCall:
+    """Hold the options of one call of `pack` or `plan`. Raises OptionError."""
+
+    def __init__(
+        self,
+        format: str,
+        shard_size: int | str | None,
+        resize: int | None,
+        read: SourceOptions | None,
+        images: ImageOptions | None,
+        plan: PlanOptions | None,
+    ) -> None:
+        self.format, self.shard_size, self.resize = check_packed(format), shard_size, resize
+        self.read = check_group("read", read, SourceOptions)
+        self.images = check_group("images", images, ImageOptions)
+        self.plan = check_group("plan", plan, PlanOptions)
+        self.storage = check_group("storage", self.read.storage, Storage)
+
+    def options(self, kind: str | None) -> PackOptions:
+        """Return what is asked for, for a kind of source. Raises OptionError."""
+        resize, images, plan = self.resize, self.images, self.plan
+        if resize is not None:
+            most = _NUMBER - 1 if images.encode is None else _MAX_SQUARE
+            resize = check_int("resize", resize, 1, most)
+        if kind == "arrays":  # there are no files to be kept
+            images = replace(images, encode="raw")
+        images.check_with(resize)
+        shrinks = resize is not None and images.encode is None
+        size, where = self.shard_size, self.read.where
+        given = {
+            **{name: value for name, value in vars(plan).items() if name in _KNOWN},
+            **vars(images),
+            "seed": None if plan.shuffle is False else plan.seed,
+            "shard_size": None if size is None else check_size("shard_size", size),
+            "resize": resize,
+            "quality": (images.quality or QUALITY) if shrinks else None,
+            "where": describe_conditions(where) if isinstance(where, Mapping) else None,
+            "label": self.read.label,
+            "layout": self.read.layout,
+        }
+        return PackOptions(kind or PackOptions.source, self.format, **given)
 
 
 _DEFAULTS = vars(PackOptions())

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..errors import (
@@ -22,21 +22,29 @@ from ..errors import (
     StorageError,
     printable,
 )
-from ..formats import check_packed, manifest
+from ..formats import manifest
 from ..images.decode import ppm_header
 from ..names import key_bytes
 from ..storage import local, lock
 from ..storage.local import LocalDirectory
 from ..storage.location import Target, local_path, locate, locate_target, path_text
 from ..storage.options import Storage
-from ..storage.remote import RemoteLocation
 from ..units import check_bool, check_group, check_int, refuse_options
 from . import journal, output_dir, reencode, sources
 from .ahead import plans_ahead, plans_done, refuse_others
-from .job import Job, Run, announcement, least_bytes, unpackable
+from .job import Job, Run, least_bytes, show_pixels, unpackable
 from .missing import Waiting, not_begun
-from .options import ADVICE, ImageOptions, PackOptions, PathLike, PlanOptions, SourceOptions
+from .options import (
+    ADVICE,
+    ImageOptions,
+    PackCall,
+    PackOptions,
+    PathLike,
+    PlanOptions,
+    SourceOptions,
+)
 from .packed import Packed
+from .parts import Announce
 from .plan import make_plan, prepare
 from .process_pool import Executor, Progress, Report, check_executor, processes
 from .sources import arrays
@@ -66,7 +74,7 @@ def pack(
     work_dir: PathLike | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
-    announce: Callable[[str], None] | None = None,
+    announce: Announce | None = None,
 ) -> list[Packed]:
     """Pack a folder of images, or another source, into OUT: one dataset, or one for each split.
 
@@ -96,53 +104,39 @@ def pack(
     Run again after an interruption, it resumes. Raises OptionError, SourceError,
     SourceChangedError, BusyError, ExistsError, StorageError.
     """
-    read = check_group("read", read, SourceOptions)
-    images = check_group("images", images, ImageOptions)
-    tell = announce or (lambda line: None)
-    plan = check_group("plan", plan, PlanOptions)
+    call = PackCall(format, shard_size, resize, read, images, plan)
     check_bool(overwrite=overwrite, dry_run=dry_run)
     check_executor(executor)
-    check_packed(format)
     if on_error not in ("raise", "skip"):
         raise OptionError(f"on_error is {on_error!r}; expected 'raise' or 'skip'")
-    _check_splits(splits)
-    plan = plan.begun(tell, wait=not dry_run)
-    run = Run(processes(jobs), overwrite, plan, on_error == "skip", executor=executor)
-    place = locate_target(out, to, source, check_group("storage", read.storage, Storage))
+    chosen = call.plan.begun(announce, wait=not dry_run)
+    run = Run(processes(jobs), overwrite, chosen, on_error == "skip", executor=executor)
+    place = locate_target(out, to, source, call.storage)
     folder, unpacks = _working_directories(place, work_dir, run)
-    asked = _request(source, read, splits, run.jobs, progress, None if dry_run else unpacks, tell)
-    wanted = functools.partial(
-        PackOptions.requested,
-        format=format,
-        shard_size=shard_size,
-        resize=resize,
-        read=read,
-        images=images,
-        plan=plan,
-    )
+    unpacks_in = None if dry_run else unpacks
+    request = _request(source, call.read, splits, run.jobs, progress, unpacks_in, announce)
     work = []
-    if isinstance(place, LocalDirectory) and not plan.restart:
-        work = _ahead(asked, wanted, images, run, place, read.classes)
+    if isinstance(place, LocalDirectory) and not chosen.restart:
+        work = _from_plans(call, request, run, place)
     if not work:
-        with _without_leftovers(asked, run):
-            asked = _detected(asked, place, work_dir, executor)
-            options = wanted(source=asked.kind or "imagefolder")
-            work = _planned(asked, options, run, place, folder, read.classes)
-            for job in work:  # all of them, before any is touched
-                job.check(sized=shard_size is not None)
+        with _without_leftovers(request, run):
+            request = _detected(request, place, work_dir, executor)
+            work = _from_listing(call, request, run, place, folder)
     local.refuse_if_full(folder, sum(map(least_bytes, work)))
-    for line in filter(None, map(announcement, work)):
-        tell(line)
+    show_pixels(work, announce)
     if dry_run:
         return [job.dry_run() for job in work]
     report = Report(progress, sum(job.result.source_bytes for job in work))
-    sources_of = [_given(one) for one in (source, read.root) if one is not None]
-    remote = place.remote or any(locate(one).remote for one in sources_of)
+    remote = place.remote or request.location.remote
+    remote = remote or (request.root is not None and locate(request.root).remote)
     with _resumable(remote), contextlib.ExitStack() as owners:
         if executor is not None and not all(job.result.already for job in work):
             owners.enter_context(executor.connected(run.jobs))  # once for all splits
-        _build(asked, work, owners, report)
-        _finish(place, work, run, unpacks)
+        _build(request, work, owners, report)
+        if run.is_whole:
+            _commit(place, work, work[0].plan.options.splits)
+        if run.is_whole or all(job.result.already for job in work):
+            remove_unpacked(unpacks)
     if place.remote:
         output_dir.remove_working_directory(folder, work[0].plan.options.splits)
     return [job.result for job in work]
@@ -162,7 +156,7 @@ def plan(
     plan: PlanOptions | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
-    announce: Callable[[str], None] | None = None,
+    announce: Announce | None = None,
 ) -> list[Packed]:
     """Write the plan of a packing into OUT, so that `pack` does not list the source.
 
@@ -175,35 +169,19 @@ def plan(
     Returns what is to be packed, a Packed of each split. Raises as `pack` does; OptionError for
     files of another format, which are read as a whole.
     """
-    read = check_group("read", read, SourceOptions)
-    images = check_group("images", images, ImageOptions)
-    chosen = check_group("plan", plan, PlanOptions)
+    call = PackCall(format, shard_size, resize, read, images, plan)
     check_bool(overwrite=overwrite)
-    check_packed(format)
-    _check_splits(splits)
-    if chosen.part is not None:
+    if call.plan.part is not None:
         raise OptionError("part: a plan is of all parts; give it to `shardio pack`")
-    run = Run(1, overwrite, chosen)
-    place = locate_target(out, None, source, check_group("storage", read.storage, Storage))
+    place = locate_target(out, None, source, call.storage)
     if not isinstance(place, LocalDirectory):
         raise OptionError(_no_parts_in(place))
-    asked = _request(source, read, splits, None, progress, place.url, announce)
-    asked = _detected(asked, place, None, None)
-    sources.check_pieces(asked)
-    options = PackOptions.requested(
-        source=asked.kind or "imagefolder",
-        format=format,
-        shard_size=shard_size,
-        resize=resize,
-        read=read,
-        images=images,
-        plan=chosen,
-    )
-    work = _planned(asked, options, run, place, place.url, read.classes, ahead=True)
-    for job in work:
-        job.check(sized=shard_size is not None)
-    for line in filter(None, map(announcement, work)):
-        (announce or (lambda line: None))(line)
+    request = _request(source, call.read, splits, None, progress, place.url, announce)
+    request = _detected(request, place, None, None)
+    sources.check_pieces(request)
+    run = Run(1, overwrite, call.plan)
+    work = _from_listing(call, request, run, place, place.url, ahead=True)
+    show_pixels(work, announce)
     return [job.write_plan() for job in work]
 
 
@@ -216,7 +194,7 @@ def commit(
     quick: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
-    announce: Callable[[str], None] | None = None,
+    announce: Announce | None = None,
 ) -> list[Packed]:
     """Commit what the parts of a packing built: check every shard, then write the manifest.
 
@@ -261,7 +239,7 @@ def _commit_parts(out: str, run: Run, progress: Progress | None) -> list[Packed]
                 manifest.load(locate(folder))  # explains what is here, if it is nothing
                 continue
             planned = journal.parse(owner.journal(), folder, owner.read)
-            work.append(Job(planned, folder, run, owner=owner))
+            work.append(Job(planned, LocalDirectory(folder), folder, run, owner=owner))
         if not work and (not splits or output_dir.has_splits(LocalDirectory(out), splits)):
             raise NotPackedError(f"{printable(out)}: already packed; there is nothing to commit")
         report = Report(progress, sum(job.result.source_bytes for job in work))
@@ -279,12 +257,6 @@ def _commit_parts(out: str, run: Run, progress: Progress | None) -> list[Packed]
     return [job.result for job in work]
 
 
-def _given(path: PathLike) -> str:
-    """Return a path or URL as it was given, but file:// as a path. Raises OptionError."""
-    text = path_text(path)
-    return text if locate(text).remote else local_path(text)
-
-
 # --- from what is asked for to the commit ---------------------------------------------------------
 
 
@@ -295,15 +267,18 @@ def _request(
     jobs: int | None,
     progress: Progress | None,
     work_dir: str | None,
-    tell: Callable[[str], None] | None,
+    tell: Announce | None,
 ) -> SourceRequest:
+    """Return what is asked of the source. Raises OptionError."""
+    if splits not in (None, True, False):
+        raise OptionError(f"splits is {splits!r}; expected True, False or None")
     return SourceRequest(
-        path=os.fsencode(_given(source)),
+        path=os.fsencode(_plain_path(source)),
         kind=read.kind,
         splits=None if splits is None else bool(splits),
         fields=dict(read.fields or {}),
         where=read.where,
-        root=None if read.root is None else _given(read.root),
+        root=None if read.root is None else _plain_path(read.root),
         label=read.label,
         joins=read.joins(),
         layout=read.layout,
@@ -316,9 +291,10 @@ def _request(
     )
 
 
-def _check_splits(splits: bool | None) -> None:
-    if splits not in (None, True, False):
-        raise OptionError(f"splits is {splits!r}; expected True, False or None")
+def _plain_path(path: PathLike) -> str:
+    """Return a path or URL as it was given, but file:// as a path. Raises OptionError."""
+    text = path_text(path)
+    return text if locate(text).remote else local_path(text)
 
 
 def _working_directories(place: Target, given: PathLike | None, run: Run) -> tuple[str, str]:
@@ -340,31 +316,31 @@ def _working_directories(place: Target, given: PathLike | None, run: Run) -> tup
 
 
 @contextlib.contextmanager
-def _without_leftovers(asked: SourceRequest, run: Run) -> Iterator[None]:
+def _without_leftovers(request: SourceRequest, run: Run) -> Iterator[None]:
     """Remove what was unpacked of an archive that is then refused."""
     try:
         yield
     except ShardioError as error:
-        if asked.work_dir is not None and run.is_whole and not isinstance(error, BusyError):
-            remove_unpacked(asked.work_dir)
+        if request.work_dir is not None and run.is_whole and not isinstance(error, BusyError):
+            remove_unpacked(request.work_dir)
         raise
 
 
 def _detected(
-    asked: SourceRequest, place: Target, given: PathLike | None, executor: Executor | None
+    request: SourceRequest, place: Target, given: PathLike | None, executor: Executor | None
 ) -> SourceRequest:
     """Return a request with its kind, once it is known that OUT may take what is unpacked of it.
 
     given: a working directory. Raises OptionError, ExistsError, SourceError.
     """
-    sources.check_kind(asked)
-    output_dir.check_place(place, asked.location)
-    asked = sources.detect_kind(asked)
+    sources.check_kind(request)
+    output_dir.check_place(place, request.location)
+    request = sources.detect_kind(request)
     if executor is not None:
-        sources.check_pieces(asked)
-    unpacked = isinstance(asked.files, ArchiveFolder) and asked.files.is_unpacked
-    unpacked = unpacked or (asked.root is not None and is_archive(os.fsencode(asked.root)))
-    unpacked = unpacked or (asked.kind == "arrays" and arrays.is_unpacked(asked))
+        sources.check_pieces(request)
+    unpacked = isinstance(request.files, ArchiveFolder) and request.files.is_unpacked
+    unpacked = unpacked or (request.root is not None and is_archive(os.fsencode(request.root)))
+    unpacked = unpacked or (request.kind == "arrays" and arrays.is_unpacked(request))
     if given is not None and not place.remote and not unpacked:
         raise OptionError(
             "work_dir: only where OUT is a URL, or SRC an archive that is compressed as a whole; "
@@ -372,10 +348,10 @@ def _detected(
         )
     if executor is not None and unpacked and (place.remote or given is not None):
         raise OptionError(
-            f"{asked.shown}: is compressed as a whole, and nodes read it unpacked: pack it into a "
-            "directory that all of them share, without --work-dir; or unpack it to a .tar first"
+            f"{request.shown}: is compressed as a whole, and nodes read it unpacked: pack it into "
+            "a directory that all of them share, without --work-dir; or unpack it to a .tar first"
         )
-    return asked
+    return request
 
 
 def _no_parts_in(place: Target) -> str:
@@ -386,13 +362,8 @@ def _no_parts_in(place: Target) -> str:
     )
 
 
-def _ahead(
-    asked: SourceRequest,
-    wanted: Callable[..., PackOptions],
-    images: ImageOptions,
-    run: Run,
-    place: LocalDirectory,
-    classes: PathLike | None,
+def _from_plans(
+    call: PackCall, request: SourceRequest, run: Run, place: LocalDirectory
 ) -> list[Job]:
     """Take the plan of each split that `plan` made; none where it made none. Raises OptionError.
 
@@ -404,23 +375,22 @@ def _ahead(
         found = plans_done(place.url)
     if not found:
         return []
-    numbering = None if classes is None else manifest.classes_of(locate(classes, asked.storage))
-    options = wanted(source=asked.kind or "imagefolder")
+    numbering, given = _numbering(call), call.options(request.kind)
     names = next(iter(found.values())).options.splits or [""]
-    output_dir.check(place, asked.location, names)
+    output_dir.check(place, request.location, names)
     work = []
     for name, planned in found.items():
         try:
-            refuse_others(place.url, planned, asked, options, images, numbering)
+            refuse_others(place.url, planned, request, given, call.images, numbering)
         except OptionError:
             if done:
                 return []  # what is packed there says which option differs
             raise
         reencode.check_tools(planned.options)
+        reopen = functools.partial(sources.reopen, request)
         folder = manifest.split_folder(place.url, name)
         lock.refuse_if_busy(folder, part=not run.is_whole)
-        reopen = functools.partial(sources.reopen, asked)
-        work.append(Job(planned, folder, run, request=asked, reopen=reopen))
+        work.append(Job(planned, LocalDirectory(folder), folder, run, request, reopen))
     for job in work:
         job.check(sized=True)
         job.result.by_plan = done
@@ -428,19 +398,18 @@ def _ahead(
         return work
     if done:
         return []  # shards are gone
-    ahead = next(iter(found.values())).ahead
-    if run.executor is None and ahead is not None and ahead["source"].get("archives"):
-        sources.detect_kind(replace(asked, kind=options.source))  # once, and not in each process
+    first = next(iter(found.values()))
+    if run.executor is None and first.ahead is not None and first.ahead["source"].get("archives"):
+        sources.detect_kind(replace(request, kind=given.source))  # once, not in each process
     return work
 
 
-def _planned(
-    asked: SourceRequest,
-    options: PackOptions,
+def _from_listing(
+    call: PackCall,
+    request: SourceRequest,
     run: Run,
     place: Target,
     directory: str,
-    classes: PathLike | None,
     *,
     ahead: bool = False,
 ) -> list[Job]:
@@ -448,55 +417,68 @@ def _planned(
 
     ahead: for whoever builds the shards later.
     """
+    options = call.options(request.kind)
     reencode.check_tools(options)
-    names = sources.split_names(asked)
+    names = sources.split_names(request)
     output_dir.check_names(place, names)
     if place.remote:
-        output_dir.check_working_directory(directory, asked.location, names)
-    folders = {name: manifest.split_folder(directory, name) for name in names}
-    places = {name: place.below(name) if name else place for name in names}
-    wanted = {
-        name: replace(options, split=name, splits=names) if name else options for name in names
-    }
-    for name, folder in folders.items():
+        output_dir.check_working_directory(directory, request.location, names)
+    splits = [
+        (
+            replace(options, split=name, splits=names) if name else options,
+            place.below(name) if name else place,
+            manifest.split_folder(directory, name),
+        )
+        for name in names
+    ]
+    for wanted, there, folder in splits:
         lock.refuse_if_busy(folder, part=not run.is_whole)
         if not run.overwrite:
-            output_dir.refuse_other(places[name], wanted[name])
+            output_dir.refuse_other(there, wanted)
     work = []
-    for name, listing in _listed(asked, options, names, classes).items():
+    listings = _listed(request, options, names, _numbering(call))
+    for listing, (wanted, there, folder) in zip(listings, splits, strict=True):
         size = None
         if options.encode is not None:
             height, width = pixels = reencode.size_of_pixels(listing, options)
-            wanted[name] = replace(wanted[name], pixels=pixels)
+            wanted = replace(wanted, pixels=pixels)
             size = len(ppm_header(height, width)) + 3 * height * width
-        planned = make_plan(listing, wanted[name], size)
+        planned = make_plan(listing, wanted, size)
         if ahead:
-            planned = prepare(planned, listing.source, asked)
-        found = places[name]
-        remote = found if isinstance(found, RemoteLocation) else None
-        work.append(Job(planned, folders[name], run, place=remote, request=asked))
+            planned = prepare(planned, listing.source, request)
+        work.append(Job(planned, there, folder, run, request))
+    for job in work:  # all of them, before any is touched
+        job.check(sized=call.shard_size is not None)
     return work
 
 
+def _numbering(call: PackCall) -> tuple[str, ...] | None:
+    """Return the classes of the dataset that numbers them, if one is given."""
+    given = call.read.classes
+    return None if given is None else manifest.classes_of(locate(given, call.storage))
+
+
 def _listed(
-    asked: SourceRequest, options: PackOptions, names: list[str], classes: PathLike | None
-) -> dict[str, Listing]:
-    """List the splits of a source, with their classes numbered as asked, and all fields."""
-    numbering = None if classes is None else manifest.classes_of(locate(classes, asked.storage))
-    found = sources.list_records(asked)
+    request: SourceRequest,
+    options: PackOptions,
+    names: list[str],
+    numbering: tuple[str, ...] | None,
+) -> list[Listing]:
+    """List the splits of a source, with their classes numbered as request, and all fields."""
+    found = sources.list_records(request)
     if numbering is not None:
         numbered = [name for name, one in found.items() if one.classes is not None]
         for name in numbered or list(found)[:1]:  # without any it is an error
             found[name] = renumber(found[name], numbering)
     reencode.check_fields(found, options)
     if list(found) != names:
-        raise SourceChangedError(f"{asked.shown}: its top folders changed just now")
+        raise SourceChangedError(f"{request.shown}: its top folders changed just now")
     keep = options.keep_original
-    return {n: reencode.with_originals(one, asked, n, keep) for n, one in found.items()}
+    return [reencode.with_originals(one, request, n, keep) for n, one in found.items()]
 
 
 def _build(
-    asked: SourceRequest, work: list[Job], owners: contextlib.ExitStack, report: Report
+    request: SourceRequest, work: list[Job], owners: contextlib.ExitStack, report: Report
 ) -> None:
     """Own each directory, until `owners` ends, and build its shards.
 
@@ -505,20 +487,12 @@ def _build(
     problems: list[Problem] = []
     for job in work:
         folder = b""
-        splits = asked.joins.splits or asked.joins.split_files  # that are no folders
+        splits = request.joins.splits or request.joins.split_files  # that are no folders
         if job.result.split and not splits and job.result.source != "trees":  # whose name it
             folder = key_bytes(job.result.split) + b"/"
         problems += [(folder + key, why) for key, why in job.build(owners, report)]
     if problems:
-        raise unpackable(problems, asked.location.url)
-
-
-def _finish(place: Target, work: list[Job], run: Run, unpacks: str) -> None:
-    """Commit what is whole, and remove what was unpacked for it."""
-    if run.is_whole:
-        _commit(place, work, work[0].plan.options.splits)
-    if run.is_whole or all(job.result.already for job in work):
-        remove_unpacked(unpacks)
+        raise unpackable(problems, request.location.url)
 
 
 def _commit(place: Target, work: list[Job], splits: Sequence[str]) -> None:

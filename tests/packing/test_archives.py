@@ -252,7 +252,7 @@ def test_gc_removes_what_was_unpacked_for_splits(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\nfrom shardio import pack\n"
         "def die(*given, **more):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "sys.modules['shardio.packing.pack']._planned = die\n"
+        "sys.modules['shardio.packing.pack']._from_listing = die\n"
         "pack(sys.argv[1], sys.argv[2], jobs=1, overwrite=True)\n"
     )
     command = [sys.executable, "-c", program, str(source), str(out)]
