@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import os
 import re
 import shlex
@@ -47,7 +48,7 @@ from .options import PackOptions
 from .parts import Announce, PartOptions, show_closing
 from .plan import make_plan
 from .process_pool import Executor, Progress, check_executor, processes
-from .scan import Found, Scanned, dataset_id_of, manifest_of, scan_all
+from .scan import Found, dataset_id_of, manifest_of, scan_all
 from .sources.base import Listing, SourceRequest, renumber
 from .sources.field_names import fields_text
 from .sources.files import identity, is_ignored, top
@@ -193,7 +194,13 @@ def index(
     shards = None if done.part is None else chosen.shards_of(len(found.names))
     with _working(folder, dataset_id, shards):
         _refuse_other(folder, overwrite)  # again: another may have been made a moment ago
-        scanned = _scan(found, folder, dataset_id, jobs, progress, shards, executor)
+        numbers = range(len(found.names)) if shards is None else shards
+        noted = ((one, scan_notes.load(folder, found, dataset_id, one)) for one in numbers)
+        known = {number: note for number, note in noted if note is not None}
+        save = functools.partial(scan_notes.save, folder, found, dataset_id)
+        note = None if shards is None else save
+        scan = functools.partial(scan_all, found, folder, dataset_id, jobs, progress)
+        scanned = scan(numbers, known, note, executor)
         infos = [one.info for one in scanned if one.info is not None]
         done.shards, done.records = len(infos), sum(info.records for info in infos)
         done.bytes = sum(info.size for info in infos)
@@ -204,27 +211,6 @@ def index(
             _write_manifest(done, manifest_of(found, scanned, wanted, dataset_id), overwrite)
     done.seconds = time.perf_counter() - began
     return done
-
-
-def _scan(
-    found: Found,
-    folder: str,
-    dataset_id: bytes,
-    jobs: int,
-    progress: Progress | None,
-    shards: range | None,
-    executor: Executor | None,
-) -> list[Scanned]:
-    """Scan all shards, or note those of a part; what a part has noted is not scanned again."""
-    numbers = range(len(found.names)) if shards is None else shards
-    known = {
-        number: noted
-        for number in numbers
-        if (noted := scan_notes.load(folder, found, dataset_id, number)) is not None
-    }
-    note = functools.partial(scan_notes.save, folder, found, dataset_id)
-    scan = functools.partial(scan_all, found, folder, dataset_id, jobs, progress, executor=executor)
-    return scan(known=known) if shards is None else scan(shards, known, note)
 
 
 def _write_manifest(
@@ -294,77 +280,53 @@ def _find(
     """Find out what a folder holds, or a file is. Raises SourceError, OptionError, ExistsError."""
     if format is not None:
         check_foreign(format)
+    objects: dict[str, Listed] = {}  # of a store
     if isinstance(place, RemoteLocation):
-        return _find_in_store(place, format, files, classes, out)
-    root = local_path(path)
-    shown = printable(root)
-    if os.path.isfile(root):
-        _refuse_packed(locate(os.path.dirname(root) or os.curdir), [os.path.basename(root)])
-        return _one_file(root, format, files, classes)
-    if not os.path.isdir(root):
-        what = "this is neither" if os.path.lexists(root) else "there is nothing"
-        raise SourceError(f"{shown}: expected a directory, or a file, and {what}")
-    names = sorted(_files(root), key=key_bytes)
-    if files is not None:
-        names = _matching(shown, names, files)
+        if classes is not None:
+            raise _no_classes()
+        root = place.url
+        folder, name = place.above()
+        one = format or next(iter(claims([name])), None)
+        listable = place.store.scheme not in ("http", "https") or one is None
+        if listable:
+            objects = _objects(place)
+        if not listable or (not objects and name and folder.exists(name)):
+            return _one_object(folder, name, one, files)
+        names = sorted(objects, key=key_bytes)
+    else:
+        root = local_path(path)
+        if os.path.isfile(root):
+            _refuse_packed(locate(os.path.dirname(root) or os.curdir), [os.path.basename(root)])
+            return _one_file(root, format, files, classes)
+        names = sorted(_files(root), key=key_bytes)
+    names = _matching(printable(root), names, files)
     claimed = claims(names)
-    _refuse_packed(place, [name for some in claimed.values() for name in some])
+    _refuse_packed(place, [*itertools.chain(*claimed.values())])
     images = any(name.rpartition(".")[2].lower() in ALL_ENDINGS for name in names)
     if format == "imagefolder" or (format is None and images and not claimed):
-        if files is not None:
-            raise OptionError(
-                f"--files {printable(files)}: a folder of images is indexed as a whole; give the "
-                "folder that is wanted, alone"
-            )
-        if format is None:
-            _refuse_trees(root)
-        return _images(root, classes, out)
+        return _images(place, root, format, files, classes, out)
     if classes is not None:
         raise _no_classes()
-    format, names = _of_one_format(place, shown, names, claimed, format)
+    format, names = _of_one_format(place, printable(root), names, claimed, format)
+    if place.remote:
+        _refuse_lmdb(root, format)
     if files is None:
         _refuse_splits(root, names, out, splits_in(place))
-    return Found(root, format, place, names, *_looked_at(root, names))
+    if not place.remote:
+        return Found(root, format, place, names, *_looked_at(root, names))
+    found = [objects[name] for name in names]
+    return Found(
+        root, format, place, names, [one.size for one in found], [one.tag for one in found]
+    )
 
 
-def _find_in_store(
-    place: RemoteLocation,
-    format: str | None,
-    files: str | None,
-    classes: Location | None,
-    out: str | None,
-) -> Found:
-    """Find out what a folder of an object store holds, or an object is. Raises as `_find`."""
-    if classes is not None:
-        raise _no_classes()
-    folder, name = place.above()
-    one = format or next(iter(claims([name])), None)
-    if place.store.scheme in ("http", "https") and one is not None:  # it is not listed
-        return _one_object(folder, name, one, files)
+def _objects(place: RemoteLocation) -> dict[str, Listed]:
+    """Return the objects of a folder in a store by their paths, but hidden ones."""
     found: dict[str, Listed] = {}
     for listed in place.walk(found.clear):
         if not any(part.startswith(".") for part in listed.path.split("/")):
             found[listed.path] = listed
-    if not found and name and folder.exists(name):
-        return _one_object(folder, name, one, files)
-    names = sorted(found, key=key_bytes)
-    if files is not None:
-        names = _matching(place.url, names, files)
-    claimed = claims(names)
-    _refuse_packed(place, [name for some in claimed.values() for name in some])
-    images = any(name.rpartition(".")[2].lower() in ALL_ENDINGS for name in names)
-    if format == "imagefolder" or (format is None and images and not claimed):
-        raise OptionError(
-            f"{place.url}: a folder of images; in an object store it is not indexed, since each "
-            f"image would be a request in each epoch. `shardio pack {_quoted(place.url)} OUT` "
-            "packs it"
-        )
-    format, names = _of_one_format(place, place.url, names, claimed, format)
-    _refuse_lmdb(place.url, format)
-    if files is None:
-        _refuse_splits(place.url, names, out, splits_in(place))
-    sizes, marks = [found[name].size for name in names], [found[name].tag for name in names]
-    return Found(place.url, format, place, names, sizes, marks)
+    return found
 
 
 def _one_object(place: RemoteLocation, name: str, format: str | None, files: str | None) -> Found:
@@ -491,7 +453,13 @@ def _unknown_name(shown: str) -> str:
 
 
 def _files(root: str) -> Iterable[str]:
-    """Give the paths below a folder, but ignored ones; links are followed. Raises StorageError."""
+    """Give the paths below a folder, but ignored ones; links are followed.
+
+    Raises SourceError where there is no folder, StorageError.
+    """
+    if not os.path.isdir(root):
+        what = "this is neither" if os.path.lexists(root) else "there is nothing"
+        raise SourceError(f"{printable(root)}: expected a directory, or a file, and {what}")
     above = {root: frozenset((identity(os.stat(root)),))}  # of a folder and all it lies in
     for folder, folders, files in os.walk(root, onerror=_unlisted, followlinks=True):
         here, inner = above.pop(folder), []
@@ -516,8 +484,10 @@ def _unlisted(error: OSError) -> None:
     )
 
 
-def _matching(shown: str, names: Sequence[str], files: str) -> list[str]:
-    """Return the names that a pattern fits. Raises OptionError, SourceError."""
+def _matching(shown: str, names: list[str], files: str | None) -> list[str]:
+    """Return the names that a pattern, if there is one, fits. Raises OptionError, SourceError."""
+    if files is None:
+        return names
     if not files:
         raise OptionError("--files: an empty pattern; expected one such as 'train-*'")
     found = [name for name in names if PurePosixPath(name).match(files)]
@@ -582,8 +552,27 @@ def _quoted(text: str) -> str:
 # --- folders of images ----------------------------------------------------------------------------
 
 
-def _images(root: str, classes: Location | None, out: str | None) -> Found:
+def _images(
+    place: Location,
+    root: str,
+    format: str | None,
+    files: str | None,
+    classes: Location | None,
+    out: str | None,
+) -> Found:
     """List a folder of images in the order that packing gives them, and in such shards."""
+    if place.remote:
+        raise OptionError(
+            f"{root}: a folder of images; in an object store it is not indexed, since each image "
+            f"would be a request in each epoch. `shardio pack {_quoted(root)} OUT` packs it"
+        )
+    if files is not None:
+        raise OptionError(
+            f"--files {printable(files)}: a folder of images is indexed as a whole; give the "
+            "folder that is wanted, alone"
+        )
+    if format is None:
+        _refuse_trees(root)
     if out is not None:
         folder, target = os.path.realpath(root), os.path.realpath(out)
         if target != folder and f"{target}/".startswith(f"{folder.rstrip('/')}/"):
