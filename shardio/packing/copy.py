@@ -97,7 +97,7 @@ class _Work(NamedTuple):
 
     items: list[_Item]
     last: _Item  # the manifest, or shardio.json
-    source: Location
+    root: Location  # of the data
     target: Target
     dataset_id: bytes  # b"" of the splits
     shards: range | None  # that a part copies; None: all, and the manifest
@@ -163,11 +163,7 @@ def copy(
     count = _Count(done, progress)
     way = _Way(overwrite, recheck, jobs, executor)
     for one in work:
-        root_of = one.source if root is None else root
-        if isinstance(one.target, LocalDirectory):
-            _to_directory(one, root_of, one.target.root, way, count)
-        else:
-            _to_store(one, root_of, one.target, way, count)
+        _copy_dataset(one, way, count)
     done.seconds = time.monotonic() - began
     return done
 
@@ -218,7 +214,7 @@ def _planned(
         shards = chosen.shards_of(found.shards)
         items = list(_items(found, source, root or source, shards))
         ours = None if chosen.chosen is None else shards
-        yield _Work(items, _small(MANIFEST, data), source, target, found.dataset_id, ours)
+        yield _Work(items, _small(MANIFEST, data), root or source, target, found.dataset_id, ours)
     if splits is not None and chosen.chosen is None:
         data = index.read(SPLITS, manifest.MAX_SPLITS)
         yield _Work([], _small(SPLITS, data), index, into, b"", None)
@@ -298,16 +294,43 @@ def _refuse_other(one: _Work, overwrite: bool) -> bool:
     return True
 
 
-# --- by other machines ----------------------------------------------------------------------------
+# --- one dataset ----------------------------------------------------------------------------------
 
 
-def _copy_elsewhere(one: _Work, root: Location, way: _Way, count: _Count) -> None:
-    """Copy files by the executor, a task each."""
-    work = functools.partial(_copy_one, root, one.target, way._replace(executor=None))
-    report = Report(None, 0)
-    done = run(work, one.items, jobs=way.jobs, report=report, executor=way.executor)
+def _copy_dataset(one: _Work, way: _Way, count: _Count) -> None:
+    """Copy a dataset, or the file of the splits. A directory is locked while it is written."""
+    if not one.dataset_id or not isinstance(one.target, LocalDirectory):
+        _copy_items(one.items, one.root, one.target, way, count)
+        if one.shards is None:
+            _write_last(one.target, one.last, count)
+        return
+    folder = one.target.root
+    local.make_directory(folder)
+    with output_dir.own_unplanned(folder, one.dataset_id, resumes=True, shards=one.shards) as owner:
+        for item in one.items:
+            _remove_drafts(folder, item)
+        _copy_items(one.items, one.root, one.target, way, count)
+        if one.shards is None:
+            _write_last(one.target, one.last, count)
+            owner.clean()
+    if one.shards is not None and _has_last(one.target, one.last):  # a part that is copied again
+        output_dir.clean_up(folder, stored=one.dataset_id)
+
+
+def _copy_items(
+    items: list[_Item], root: Location, target: Target, way: _Way, count: _Count
+) -> None:
+    """Copy the files that are not there, and right: here, or by the executor, a task each."""
+    if way.executor is None:
+        if isinstance(target, LocalDirectory):
+            _copy_files(items, root, target.root, way.overwrite, count)
+        else:
+            _put_files(items, root, target, way, count)
+        return
+    work = functools.partial(_copy_one, root, target, way._replace(executor=None))
+    done = run(work, items, jobs=way.jobs, report=Report(None, 0), executor=way.executor)
     with contextlib.closing(done) as results:
-        for item, kept in zip(one.items, results, strict=True):
+        for item, kept in zip(items, results, strict=True):
             if kept:
                 count.keep(item)
             else:
@@ -320,34 +343,11 @@ def _copy_one(
 ) -> bool:
     """Copy a file; return True if it was there, and right."""
     done = Copied(target.url)
-    if isinstance(target, LocalDirectory):
-        _copy_files([item], root, target.root, way.overwrite, _Count(done, None))
-    else:
-        _put_files([item], root, target, way, _Count(done, None))
+    _copy_items([item], root, target, way, _Count(done, None))
     return done.kept == 1
 
 
 # --- into a directory -----------------------------------------------------------------------------
-
-
-def _to_directory(one: _Work, root: Location, folder: str, way: _Way, count: _Count) -> None:
-    """Copy a dataset into a directory, which is locked while it is written."""
-    local.make_directory(folder)
-    if not one.dataset_id:
-        _write_last(one.target, one.last, count)
-        return
-    with output_dir.own_unplanned(folder, one.dataset_id, resumes=True, shards=one.shards) as owner:
-        for item in one.items:
-            _remove_drafts(folder, item)
-        if way.executor is not None:
-            _copy_elsewhere(one, root, way, count)
-        else:
-            _copy_files(one.items, root, folder, way.overwrite, count)
-        if one.shards is None:
-            _write_last(one.target, one.last, count)
-            owner.clean()
-    if one.shards is not None and _has_last(one.target, one.last):  # a part that is copied again
-        output_dir.clean_up(folder, stored=one.dataset_id)
 
 
 def _copy_files(
@@ -478,16 +478,6 @@ def _has_last(target: Target, item: _Item) -> bool:
 
 
 # --- into an object store -------------------------------------------------------------------------
-
-
-def _to_store(one: _Work, root: Location, target: RemoteLocation, way: _Way, count: _Count) -> None:
-    """Copy a dataset into an object store: what is missing, many at once, and its manifest last."""
-    if way.executor is not None:
-        _copy_elsewhere(one, root, way, count)
-    else:
-        _put_files(one.items, root, target, way, count)
-    if one.shards is None:
-        _write_last(target, one.last, count)
 
 
 def _put_files(
