@@ -297,7 +297,7 @@ def epoch_by_url(
     example: Example, machines: int, workers: int, order: dict[str, int]
 ) -> dict[str, float | None]:
     """Return what all nodes ask for in the first epoch, and in later ones; nodes: with a cache."""
-    from shardio.dataset.buffering import plan_buffering
+    from shardio.dataset.buffering import choose_policy
     from shardio.order.options import RequestedOptions
     from shardio.tuning.traffic import machine_traffic
 
@@ -310,12 +310,10 @@ def epoch_by_url(
         options.epoch(counts, 0), world_size=RANKS * machines, num_workers=workers
     )
     consumers = RANKS * workers
-    plan = plan_buffering(
+    policy = choose_policy(
         share, mean, network=True, remote=True, local_consumers=consumers, machines=machines
     )
-    traffic = machine_traffic(
-        share, plan, mean_bytes=mean, shards=example.shards, local_world_size=RANKS
-    )
+    traffic = machine_traffic(share, policy, local_world_size=RANKS)
     first = traffic.first_requests if cache else traffic.requests
     seconds = example.images / machines / IMAGES_S
     simulated = None  # a process alone does not know what the others of its node have cached

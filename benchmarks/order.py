@@ -47,7 +47,7 @@ loaded = memory("VmRSS")
 options = RequestedOptions(batch_size=256, shuffle_buffer=10_000).resolve(25_600.0)
 share = options.partition(options.epoch(made.shard_records, 3), rank=1, world_size=consumers)
 fetch = Fetch(Reader(storage, made), share)
-fetch.buffer.announce = lambda runs: None  # there are no shards
+fetch.policy.announce = lambda rows, between=0: None  # there are no shards
 batches = iter(share)
 
 def draw():

@@ -105,7 +105,7 @@ def requests_a_row(counts: Any, share: Any, mean: float, local: int, machines: i
 
 
 def _row(records: int, machines: int, workers: int) -> dict[str, float]:
-    from shardio.dataset.buffering import plan_buffering
+    from shardio.dataset.buffering import Ranges, choose_policy
     from shardio.order.options import RequestedOptions
     from shardio.tuning.traffic import machine_traffic
 
@@ -117,10 +117,11 @@ def _row(records: int, machines: int, workers: int) -> dict[str, float]:
     world = RANKS * machines
     local = RANKS * workers
     share = options.partition(epoch, world_size=world, num_workers=workers)
-    plan = plan_buffering(
+    policy = choose_policy(
         share, MEAN, network=True, remote=True, local_consumers=local, machines=machines
     )
-    traffic = machine_traffic(share, plan, mean_bytes=MEAN, shards=shards, local_world_size=RANKS)
+    traffic = machine_traffic(share, policy, local_world_size=RANKS)
+    windows = policy.windows_bytes if isinstance(policy, Ranges) else 0
     seconds = records / machines / IMAGES_S  # of an epoch
     simulated = IMAGES_S * requests_a_row(counts, share, MEAN, local, machines)
     return {
@@ -130,5 +131,5 @@ def _row(records: int, machines: int, workers: int) -> dict[str, float]:
         "requests_s": traffic.requests / seconds,
         "simulated": simulated,
         "bandwidth_mb_s": traffic.bytes / seconds / 1e6,
-        "memory_gb": min(plan.held_bytes, plan.budget) * local / 1e9,
+        "memory_gb": windows * local / 1e9,
     }

@@ -1,4 +1,4 @@
-"""Decide where the bytes of a consumer's shuffle windows wait.
+"""Hold or announce the bytes of a consumer's shuffle windows, as is cheapest.
 
 The shuffle buffer is an order, not a pile of bytes; where the bytes wait depends on what is
 cheapest:
@@ -32,12 +32,13 @@ that kind: the order is arithmetic, so what the next batches need is known.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from .. import native
+from ..formats.base import Shard
 from ..formats.manifest import Manifest
 from ..order.epoch import Epoch
 from ..order.options import ALL_BYTES
@@ -47,6 +48,19 @@ from ..order.subset import Selection
 from ..storage.local import memory_available
 from ..storage.ranges import IN_FLIGHT, LEAST_IN_FLIGHT
 from ..storage.remote_file import RANGE
+from .reader import Reader
+from .window import (
+    NUMBER,
+    PLACE,
+    RAMP,
+    SHARD,
+    Drawn,
+    Pieces,
+    Places,
+    Span,
+    beyond_windows,
+    stretches,
+)
 
 HELD_BYTES = 24 << 20  # held windows and read-ahead of a process that reads local storage
 SMALL = 8 << 10  # mean record below which holding beats reading: 0.7 us at 0.9 KB, 0 at 8 KB
@@ -78,33 +92,521 @@ CALLS = 1 << 14
 DRAWN = 4096
 # Rows that are looked up at once without a batch_size, at first and at most: 3 us each of 1 alone.
 STEPS = (64, 256)
+REQUEST = 128 << 10  # bytes: read-ahead of Linux, if nobody has set it
+# Memory that malloc takes for photographs that come and go, of their bytes: in two processes 1.2,
+# in one 1.4.
+_HEAP = 1.3
 
 
-class BufferPlan(NamedTuple):
-    """Say where the bytes of a consumer's windows wait. Sizes are those of the mean record."""
+class Policy:
+    """Announce storage ahead of use, and say what that costs; the subclasses are ways to do so.
 
-    policy: str  # "page_cache", "in_memory", "network" or "remote"; see the module
-    exact: bool  # only the records of the next batches are announced, not the windows
-    budget: int  # bytes that may be held in the process; 0: none are
-    run: int  # bytes that are read or announced at a time
-    held_bytes: int  # that the windows would hold in the process, were there no budget
-    cached_bytes: int  # announced, and not yet read, in the page cache of this machine
-    first: bool = False  # all of the dataset is announced before the first batch; or read, where
-    network: bool = False  # the storage is a network file system
-    ahead_bytes: int = 0  # that a reader of an object store asks for ahead of use
+    share            of one consumer
+    mean_bytes       of a record in storage
+    local_consumers  on this machine, this one included
+    run              bytes of storage that are read or announced at a time; default: RUN
+    """
+
+    name = "page_cache"  # for programs: see Explanation.policy
+    waits: str  # where bytes wait, in words
+    reads_all = "random reads, for local flash or memory"  # a dataset that is shuffled as a whole
+    # Shards read nothing ahead by themselves: records come in no order, or all was asked for.
+    scattered = True
+    budget = 0  # bytes that may be held in the process; 0: none are
+    held_bytes = 0  # of records that were read and are not yet handed out
+
+    def __init__(
+        self,
+        share: Partition | RowRanges,
+        mean_bytes: float,
+        local_consumers: int,
+        run: int | None = None,
+    ) -> None:
+        self.share, self.mean_bytes, self.local_consumers = share, mean_bytes, local_consumers
+        self.run = RUN if run is None else run
+        self.dataset_bytes = share.epoch.records * mean_bytes
+        self.window_bytes = share.epoch.window * mean_bytes  # of a span
+
+    # --- what it costs: nothing is read for that
 
     @property
-    def in_memory(self) -> bool:
-        """Return True if blocks are read before hand-out; all else moves on after it."""
-        return self.policy in ("in_memory", "remote")
+    def in_flight(self) -> int:
+        """Return the bytes that a reader of an object store asks for ahead of use."""
+        return max(LEAST_IN_FLIGHT, IN_FLIGHT // self.local_consumers)
 
     @property
-    def asks(self) -> bool:
-        """Return True if blocks are asked for ahead of reading them, as windows will move on."""
-        return self.policy == "remote"
+    def records_bytes(self) -> int:
+        """Return the bytes of records that wait in the process, or come to it, at worst."""
+        return 0
+
+    @property
+    def cached_bytes(self) -> int:
+        """Return what is announced, and not yet read, in the page cache of this machine."""
+        return 0
+
+    @property
+    def first_batch_bytes(self) -> int:
+        """Estimate the bytes that are read before the first batch: it alone, if windows grow."""
+        batch = min(self.share.epoch.records, self.share.batch_size or 1)
+        return math.ceil(batch * self.mean_bytes)
+
+    def cold_requests(self) -> tuple[int, int]:
+        """Estimate the requests of a cold epoch to storage, and their bytes, of all consumers."""
+        return self._requests(0.0, self.dataset_bytes)
+
+    def _requests(self, alone: float, in_runs: float, times: int = 1) -> tuple[int, int]:
+        """Count requests, and bytes, of so many records by themselves and bytes in runs."""
+        requests = alone * math.ceil(self.mean_bytes / REQUEST) + in_runs / REQUEST * times
+        return math.ceil(requests), math.ceil(self.dataset_bytes * times)
+
+    def store_traffic(self, consumers: int, part: float) -> tuple[float, float]:
+        """Estimate what a machine's consumers ask an object store for in an epoch.
+
+        part: of all records that this machine hands out. Returns bytes and requests.
+        """
+        return self.dataset_bytes * part, self.share.epoch.records * part
+
+    # --- what it does
+
+    def open(self, reader: Reader, selection: Selection | None) -> None:
+        """Get ready to read. selection: the records that the epoch is of; None: all."""
+        self._reader, self._selection = reader, selection
+        self._starts = reader.starts if selection is None else selection.starts
+        # Records that are held or announced beyond a window.
+        self.lead = max(self.share.epoch.unit, math.ceil(self.run / self.mean_bytes))
+        self.rows_ahead = self.share.batch_size or 1  # drawn before the first is handed out
+
+    def skip(self, span: Span, first: int) -> None:
+        """Let go of the draws of a span before draw `first`: other consumers hand them out."""
+
+    def draw(self, pieces: Pieces, drawn: Drawn) -> None:
+        """Announce what a batch needs, some batches ahead, and nothing else has announced."""
+
+    def release(self, drawn: Drawn) -> list[bytes | None] | None:
+        """Return what is held of a batch, which is held no more. None: nothing ever is."""
+        return None
+
+    def advance(self, drawn: Drawn) -> None:
+        """Hold or announce what comes after a batch that was handed out."""
+
+    def announce(self, rows: Places, between: int = 0) -> None:
+        """Announce these records, adjacent ones together.
+
+        between: other records between two of them that are announced, too.
+        """
+        if not rows.size:
+            return
+        numbers = rows[NUMBER]
+        if self._selection is not None:
+            numbers = self._selection.numbers[numbers]
+        order = numbers.argsort()
+        numbers, shards = numbers[order], rows[SHARD][order]
+        new = np.ones(len(numbers) + 1, bool)  # whether a stretch ends before each row
+        new[1:-1] = (np.diff(numbers) > 1 + between) | (shards[1:] != shards[:-1])
+        firsts, lasts = np.flatnonzero(new[:-1]), np.flatnonzero(new[1:])
+        shards = shards[firsts]
+        starts = self._reader.starts[shards]
+        begins, ends = numbers[firsts] - starts, numbers[lasts] - starts + 1
+        for at, begin, end in zip(shards.tolist(), begins.tolist(), ends.tolist(), strict=True):
+            self._reader.shard(at, self.scattered).will_need(begin, end)
+
+    def _run(
+        self, number: int, at: int, record: int, most: int
+    ) -> tuple[Shard, slice | Int64s, Int64s]:
+        """Return the next records of storage: as many as are read or announced at once.
+
+        number, at, record, most: as `Span.locate` gives them. Returns the shard, which of its
+        records they are (a slice, perhaps of more), and where each ends, in bytes from the first.
+        """
+        shard = self._reader.shard(at, self.scattered)
+        most = min(most, 1 + int(2 * self.run / self.mean_bytes))
+        chosen: slice | Int64s = slice(record, record + most)
+        if self._selection is not None:
+            first = self._reader.starts[at]
+            chosen = self._selection.numbers[number : number + most] - first
+        ends = shard.sizes[chosen].cumsum()
+        count = max(1, int(ends.searchsorted(self.run, side="right")))
+        return shard, chosen, ends[:count]
 
 
-def plan_buffering(
+# --- the page cache is the buffer -----------------------------------------------------------------
+
+
+class NextBatches(Policy):
+    """Announce the records of the next batches, one by one, where storage order does not help."""
+
+    waits = "in storage; only those of the next batches are announced to the page cache"
+
+    @property
+    def cached_bytes(self) -> int:
+        batch = self.share.batch_size or STEPS[1]
+        return math.ceil(self.local_consumers * (max(AHEAD, batch) + batch) * self.mean_bytes)
+
+    def cold_requests(self) -> tuple[int, int]:
+        return self._requests(self.share.epoch.records, 0.0)
+
+    def open(self, reader: Reader, selection: Selection | None) -> None:
+        super().open(reader, selection)
+        self.rows_ahead = max(AHEAD, self.rows_ahead)
+
+    def draw(self, pieces: Pieces, drawn: Drawn) -> None:
+        if drawn:
+            self.announce(np.concatenate([rows for _, _, rows in drawn], axis=1))
+
+
+class NextRequests(NextBatches):
+    """Ask an object store for the records of the next batches, one by one."""
+
+    waits = "in each process; those of the next batches are asked for ahead"
+
+    @property
+    def records_bytes(self) -> int:
+        return self.in_flight
+
+    @property
+    def cached_bytes(self) -> int:
+        return 0
+
+    def open(self, reader: Reader, selection: Selection | None) -> None:
+        super().open(reader, selection)
+        rows = math.ceil(self.in_flight / self.mean_bytes)
+        self.rows_ahead = max(self.rows_ahead, min(rows, DRAWN))
+
+
+class Windows(Policy):
+    """Announce the windows of all spans as they move on, in runs of adjacent records."""
+
+    waits = "in the page cache, announced as the windows move on"
+    _gap = 0  # unwanted records between two that are announced with them
+
+    @property
+    def cached_bytes(self) -> int:
+        spans = min(self.share.touched * self.local_consumers, self.share.epoch.spans)
+        return math.ceil(spans * (self.window_bytes + RUN))
+
+    def open(self, reader: Reader, selection: Selection | None) -> None:
+        super().open(reader, selection)
+        # What lies between records of the first batches, up to a run, is wanted soon. Without it
+        # each of them is a request, and cuts a run of the window in two. Photographs of 110 KB,
+        # half of 5,000 in the buffer: 1,941 requests an epoch, and 738 so.
+        self._between = int(self.run / self.mean_bytes) if selection is None else 0
+
+    def draw(self, pieces: Pieces, drawn: Drawn) -> None:
+        if rows := beyond_windows(drawn):
+            self.announce(np.concatenate(rows, axis=1), self._between)
+
+    def advance(self, drawn: Drawn) -> None:
+        for span, done, _ in drawn:
+            self._announce_to(span, span.ramped(done, self.lead))
+
+    def _announce_to(self, span: Span | Whole, target: int) -> None:
+        """Announce the storage of a span up to a place."""
+        while span.ahead < target:
+            shard, chosen, ends = self._run(*span.locate(span.ahead))
+            for begin, end in stretches(chosen, len(ends), self._gap):
+                self._expect(shard, begin, end)
+            span.ahead += len(ends)
+
+    def _expect(self, shard: Shard, begin: int, end: int) -> None:
+        """Announce adjacent records of a shard."""
+        shard.will_need(begin, end)
+
+
+class Whole(Windows):
+    """Announce all of storage, as if it were the one window of a span, as batches go by."""
+
+    waits = "in the page cache, all announced in the first quarter of the epoch"
+    reads_all = "read ahead in storage order, since memory holds them"
+
+    @property
+    def cached_bytes(self) -> int:
+        return math.ceil(self.dataset_bytes)
+
+    def cold_requests(self) -> tuple[int, int]:
+        # An eighth is of the first batches, which are ahead of the announcements.
+        return self._requests(self.share.epoch.records / 8, self.dataset_bytes)
+
+    def open(self, reader: Reader, selection: Selection | None) -> None:
+        super().open(reader, selection)
+        if selection is not None:
+            self._gap = gap_between(selection.numbers, self.mean_bytes)
+        self.ahead = 0  # storage before this place is announced
+        self.records = int(self._starts[-1])
+        self._first = -1  # the place in the order of the first draw here: a resume is ramped, too
+        self._ends = deque[int]()  # of batches drawn, where they end, counted from there
+
+    def draw(self, pieces: Pieces, drawn: Drawn) -> None:
+        if not drawn:
+            self._ends.append(0)
+            return
+        places = self.share.epoch.places(pieces)
+        if self._first < 0:
+            self._first = places.start
+        self._ends.append(places.stop - self._first)
+        if self.ahead < self.records:
+            rows = np.concatenate([rows for _, _, rows in drawn], axis=1)
+            self.announce(rows[:, rows[NUMBER] >= self.ahead])
+
+    def advance(self, drawn: Drawn) -> None:
+        self._announce_to(self, min(RAMP * self._ends.popleft() + self.lead, self.records))
+
+    def locate(self, place: int) -> tuple[int, int, int, int]:
+        """Turn a place into a record's number, its shard, and its number there, as Span does."""
+        shard = int(self._starts.searchsorted(place, side="right")) - 1
+        first, stop = int(self._starts[shard]), int(self._starts[shard + 1])
+        return place, shard, place - first, stop - place
+
+
+class WholeFirst(Whole):
+    """Announce all of a small dataset before the first batch."""
+
+    waits = "in the page cache, all announced before the first batch"
+    reads_all = "all are read ahead, in storage order"
+
+    @property
+    def first_batch_bytes(self) -> int:
+        return math.ceil(self.dataset_bytes)
+
+    def cold_requests(self) -> tuple[int, int]:
+        return self._requests(0.0, self.dataset_bytes)
+
+    def draw(self, pieces: Pieces, drawn: Drawn) -> None:
+        if drawn:
+            self._announce_to(self, self.records)
+
+    def advance(self, drawn: Drawn) -> None:
+        """All is announced."""
+
+
+class WholeRead(WholeFirst):
+    """Read all of a small dataset on a network file system before the first batch."""
+
+    waits = "in the page cache, all read before the first batch"
+
+    def _expect(self, shard: Shard, begin: int, end: int) -> None:
+        shard.hold(begin, end)  # and let go: it is in the page cache then
+
+
+class WholeRequested(WholeFirst):
+    """Ask an object store for all of a small dataset before the first batch, and keep it."""
+
+    waits = "in each process; all are asked for ahead"
+
+    @property
+    def records_bytes(self) -> int:
+        return math.ceil(self.dataset_bytes)
+
+    @property
+    def cached_bytes(self) -> int:
+        return 0
+
+    def store_traffic(self, consumers: int, part: float) -> tuple[float, float]:
+        shards = int((self.share.epoch.shard_records > 0).sum())
+        size = self.dataset_bytes
+        return size * consumers, consumers * (shards + size / RANGE)
+
+    def _expect(self, shard: Shard, begin: int, end: int) -> None:
+        shard.will_need(begin, end, keep=True)
+
+
+# --- the process is the buffer --------------------------------------------------------------------
+
+
+class Held(Policy):
+    """Read storage in blocks, and hold the records in this process until they are handed out.
+
+    budget  bytes that may be held in the process
+    """
+
+    scattered = False
+
+    def __init__(
+        self,
+        share: Partition | RowRanges,
+        mean_bytes: float,
+        local_consumers: int,
+        *,
+        run: int,
+        budget: int,
+    ) -> None:
+        super().__init__(share, mean_bytes, local_consumers, run)
+        self.budget = budget
+        self._early: set[int] = set()  # handed out before their block is read: not to be held
+
+    @property
+    def windows_bytes(self) -> int:
+        """Return the bytes that all windows would hold, were there no budget."""
+        return math.ceil(self.share.touched * (self.window_bytes + self._beyond_bytes()))
+
+    def _beyond_bytes(self) -> float:
+        """Return what is held of a span beyond its window: the block that reaches over its end."""
+        return max(self.run, self.mean_bytes)
+
+    @property
+    def records_bytes(self) -> int:
+        return min(self.windows_bytes, self.budget)
+
+    def skip(self, span: Span, first: int) -> None:
+        others = span.take(span.done, first - span.done)
+        self._pop(span, others)
+        self._early.update(span.beyond(others)[NUMBER].tolist())
+
+    def release(self, drawn: Drawn) -> list[bytes | None]:
+        return [data for span, _, rows in drawn for data in self._pop(span, rows)]
+
+    def _pop(self, span: Span, rows: Places) -> list[bytes | None]:
+        """Return the bytes that were held for these rows. They are held no more."""
+        held = span.release(rows[PLACE].tolist())
+        self.held_bytes -= sum(map(len, filter(None, held)))
+        return held
+
+    def _hold_to(self, span: Span, target: int) -> None:
+        """Read the storage of a span up to a place, and hold it as far as the budget goes."""
+        while span.ahead < target:
+            number, *where = span.locate(span.ahead)
+            shard, chosen, ends = self._run(number, *where)
+            count = len(ends)
+            if number in self._early:
+                self._early.remove(number)
+                span.hold([None])
+            elif self.held_bytes + int(ends[-1]) > self.budget:
+                span.hold([None] * count)
+            else:
+                if self._early:
+                    run = range(number, number + count)
+                    count = next((i for i, n in enumerate(run) if n in self._early), count)
+                data = self._read(shard, chosen, count)
+                self.held_bytes += sum(map(len, filter(None, data)))
+                span.hold(data)
+
+    def _read(self, shard: Shard, chosen: slice | Int64s, count: int) -> Sequence[bytes | None]:
+        """Read the bytes of the first `count` of these records of a shard."""
+        if isinstance(chosen, slice):
+            return shard.hold(chosen.start, chosen.start + count)
+        data: list[bytes | None] = []
+        records = chosen[:count].tolist()
+        for begin, end in self._stretches(chosen, count):
+            read = shard.hold(begin, end)
+            while len(data) < count and records[len(data)] < end:
+                data.append(read[records[len(data)] - begin])
+        return data
+
+    def _stretches(self, chosen: slice | Int64s, count: int) -> Iterator[tuple[int, int]]:
+        """Yield the first `count` of these records as (begin, end), each of which is one read."""
+        gap, most = int(GAP / self.mean_bytes), max(1, int(self.run / self.mean_bytes))
+        return stretches(chosen, count, gap, most)
+
+
+class Blocks(Held):
+    """Read blocks of small local records when a window reaches them."""
+
+    name = "in_memory"
+    waits = "in each process, read in blocks"
+
+    @property
+    def first_batch_bytes(self) -> int:
+        # The windows of all spans that the batch takes from.
+        epoch = self.share.epoch
+        block = min(self.window_bytes + self.run, epoch.span_records(0) * self.mean_bytes)
+        spans = min(epoch.spans, max(1, epoch.units), (self.share.batch_size or 1) // epoch.unit)
+        return math.ceil(spans * block)
+
+    def open(self, reader: Reader, selection: Selection | None) -> None:
+        super().open(reader, selection)
+        self.lead = self.rows_ahead = 0
+
+    def release(self, drawn: Drawn) -> list[bytes | None]:
+        for span, done, _ in drawn:
+            self._hold_to(span, min(done + span.window, span.records))
+        return super().release(drawn)
+
+
+class NetworkBlocks(Held):
+    """Read blocks on a network file system, early enough that no batch waits for one."""
+
+    name = "network"
+    waits = "in each process, up to its part of buffer_bytes; others are read one by one"
+
+    def _beyond_bytes(self) -> float:
+        early = max(self.run, self.share.epoch.unit * self.mean_bytes)
+        return super()._beyond_bytes() + early
+
+    def cold_requests(self) -> tuple[int, int]:
+        alone = self.share.epoch.records * max(0.0, 1 - self.budget / self.windows_bytes)
+        in_runs = self.dataset_bytes - alone * self.mean_bytes
+        return self._requests(alone, in_runs, self.share.sharers)
+
+    def draw(self, pieces: Pieces, drawn: Drawn) -> None:
+        if rows := beyond_windows(drawn):
+            early = np.concatenate(rows, axis=1)
+            self._early.update(early[NUMBER].tolist())
+            self.announce(early)
+
+    def advance(self, drawn: Drawn) -> None:
+        for span, done, _ in drawn:
+            self._hold_to(span, span.ramped(done, self.lead))
+
+
+class Ranges(Blocks):
+    """Ask an object store for each span ahead, in large ranges, and hold all of its window."""
+
+    name = "remote"
+    waits = "in each process, asked for ahead in ranges of 8 MiB"
+    scattered = True
+
+    def __init__(
+        self, share: Partition | RowRanges, mean_bytes: float, local_consumers: int
+    ) -> None:
+        super().__init__(share, mean_bytes, local_consumers, run=RANGE, budget=1 << 62)
+
+    def _beyond_bytes(self) -> float:
+        return RANGE / 2
+
+    @property
+    def records_bytes(self) -> int:
+        return round(_HEAP * self.windows_bytes) + self.in_flight
+
+    def store_traffic(self, consumers: int, part: float) -> tuple[float, float]:
+        epoch = self.share.epoch
+        touched = min(1.0, self.share.touched * consumers / epoch.spans)
+        requests = touched * requests_of_spans(epoch, epoch.spans, self.mean_bytes)
+        return self.dataset_bytes * part, requests
+
+    def open(self, reader: Reader, selection: Selection | None) -> None:
+        super().open(reader, selection)
+        rows = math.ceil(self.in_flight / self.mean_bytes)
+        self.rows_ahead = min(rows, DRAWN)
+        # Records of each span that are asked for beyond those of batches drawn.
+        self._ask_lead = (rows - self.rows_ahead) // self.share.touched
+
+    def draw(self, pieces: Pieces, drawn: Drawn) -> None:
+        early = []
+        for span, done, rows in drawn:
+            self._ask(span, done)
+            if span.began:  # left in the window of before a resume
+                early.append(rows[:, rows[PLACE] < span.began])
+        if early:
+            self.announce(np.concatenate(early, axis=1))
+
+    def _ask(self, span: Span, done: int) -> None:
+        """Ask for the storage that `done` draws of a span need, and some more."""
+        target = min(done + span.window + self._ask_lead, span.records)
+        if span.asked == span.began:
+            span.cut = min(done + span.window, span.records)
+        while span.asked < target:
+            shard, chosen, ends = self._run(*span.locate(span.asked))
+            for begin, end in self._stretches(chosen, len(ends)):
+                shard.will_need(begin, end)
+            span.asked += len(ends)
+            after = span.asked + len(ends)
+            if after < span.records:
+                self._reader.will_open([span.locate(after)[1]])
+
+
+# --- which one ------------------------------------------------------------------------------------
+
+
+def choose_policy(
     share: Partition | RowRanges,
     mean_bytes: float,
     *,
@@ -116,7 +618,7 @@ def plan_buffering(
     available_bytes: int | None = None,
     batched_reads: bool = False,
     calls_per_record: Callable[[], float] = lambda: 0.0,
-) -> BufferPlan:
+) -> Policy:
     """Decide where a consumer's bytes wait, by arithmetic. Nothing is read. Options as of Fetch.
 
     mean_bytes        of a record in storage
@@ -126,59 +628,34 @@ def plan_buffering(
     batched_reads     the core reads many records at a time, so that holding them gains nothing
     calls_per_record  asked where all is shuffled: the calls that announce all records, for each
     """
-    epoch, touched, sharing = share.epoch, share.touched, share.sharers
-    window = epoch.window * mean_bytes
+    epoch, touched, shared = share.epoch, share.touched, share.sharers > 1
+    here = share, mean_bytes, local_consumers
     if remote:
-        return _plan_remote(share, mean_bytes, local_consumers)
-    if not epoch.shuffles_all and sharing <= 2:
-        room = (HELD_BYTES - touched * window) / touched
-        budget, run = 0, RUN
+        if not shared and not epoch.shuffles_all:
+            return Ranges(*here)
+        small = epoch.shuffles_all and math.ceil(epoch.records * mean_bytes) <= ALL_BYTES
+        return (WholeRequested if small else NextRequests)(*here, RANGE)
+    if not epoch.shuffles_all and share.sharers <= 2:
+        room = (HELD_BYTES - touched * epoch.window * mean_bytes) / touched
         if network:
             budget = max(1, buffer_bytes // local_consumers)
             run = max(1, min(RUN, budget // (2 * touched)))
-        elif mean_bytes < SMALL and room >= LEAST_BLOCK and not batched_reads:
-            budget, run = HELD_BYTES, int(min(RUN, HELD_RUN, room))
-        if budget:
-            ahead = max(run, mean_bytes)  # the block that reaches beyond the window
-            if network:  # and what is read early, so that no batch waits; see Fetch
-                ahead += max(run, epoch.unit * mean_bytes)
-            held = math.ceil(touched * (window + ahead))
-            return BufferPlan("network" if network else "in_memory", False, budget, run, held, 0)
-    spans = min(touched * local_consumers, epoch.spans)  # of this machine
-    pages = math.ceil(spans * (window + RUN))
-    exact = sharing > 1 and (network or machines > 1)
-    first = False
+            return NetworkBlocks(*here, run=run, budget=budget)
+        if mean_bytes < SMALL and room >= LEAST_BLOCK and not batched_reads:
+            return Blocks(*here, run=int(min(RUN, HELD_RUN, room)), budget=HELD_BYTES)
+    policy: Policy = Windows(*here)
+    alone = shared and (network or machines > 1)  # storage order does not help
     if epoch.shuffles_all:
-        pages = math.ceil(epoch.records * mean_bytes)
+        policy = Whole(*here)
         each = calls_per_record()
-        first = pages <= ALL_BYTES and epoch.records * each <= CALLS
-        exact = network or machines > 1 or local_consumers * (mean_bytes / WHOLE + each) > 1
-        exact = exact and not first
-    if not exact:
+        alone = network or machines > 1 or local_consumers * (mean_bytes / WHOLE + each) > 1
+        if policy.cached_bytes <= ALL_BYTES and epoch.records * each <= CALLS:
+            policy = (WholeRead if network else WholeFirst)(*here)
+            alone = False
+    if not alone:
         available = memory_available() if available_bytes is None else available_bytes
-        exact = pages > KEPT * available
-        first = first and not exact
-    if exact:  # storage order does not help: announce the records of the next batches one by one
-        batch = share.batch_size or STEPS[1]
-        pages = math.ceil(local_consumers * (max(AHEAD, batch) + batch) * mean_bytes)
-    return BufferPlan("page_cache", exact, 0, RUN, 0, pages, first, network)
-
-
-def _plan_remote(
-    share: Partition | RowRanges, mean_bytes: float, local_consumers: int
-) -> BufferPlan:
-    """Decide where the bytes of an object store wait."""
-    epoch, touched = share.epoch, share.touched
-    ahead = max(LEAST_IN_FLIGHT, IN_FLIGHT // local_consumers)
-    if share.sharers == 1 and not epoch.shuffles_all:
-        held = math.ceil(touched * (epoch.window * mean_bytes + RANGE / 2))
-        return BufferPlan("remote", False, 1 << 62, RANGE, held, 0, ahead_bytes=ahead)
-    everything = math.ceil(epoch.records * mean_bytes)
-    if epoch.shuffles_all and everything <= ALL_BYTES:
-        return BufferPlan(
-            "page_cache", False, 0, RANGE, everything, 0, True, True, ahead_bytes=ahead
-        )
-    return BufferPlan("page_cache", True, 0, RANGE, ahead, 0, False, True, ahead_bytes=ahead)
+        alone = policy.cached_bytes > KEPT * available
+    return NextBatches(*here) if alone else policy
 
 
 def requests_of_spans(epoch: Epoch, spans: int, mean_bytes: float) -> int:

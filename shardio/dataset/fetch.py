@@ -9,13 +9,12 @@ Every record is checked when it is handed out, wherever it waited.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise, repeat, starmap
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -30,13 +29,14 @@ from ..stack import users_level
 from . import buffering, window
 from .buffering import (
     BUFFER_BYTES,
+    NextRequests,
+    WholeRequested,
     calls_per_record,
-    gap_between,
-    plan_buffering,
+    choose_policy,
     requests_of_spans,
 )
 from .reader import Part, Reader, Row
-from .window import NOWHERE, NUMBER, PLACE, All, Buffer, Places, Span
+from .window import NOWHERE, NUMBER, Drawn, Pieces, Places, Span
 
 
 class Rows(NamedTuple):
@@ -84,52 +84,32 @@ class Fetch:
         self._starts = reader.starts if selection is None else selection.starts
         self._spans: dict[int, Span] = {}
         self.kept: dict[int, Any] = {}  # by shard, what is found once for all batches of this pass
-        epoch = share.epoch
         mean = reader.mean_bytes
         network = reader.storage.is_network()  # of a store that has a cache it is False
-        remote = reader.storage.remote and network
-        self.plan = plan = plan_buffering(
+        self.policy = policy = choose_policy(
             share,
             mean,
             network=network,
-            remote=remote,
+            remote=reader.storage.remote and network,
             buffer_bytes=buffer_bytes,
             local_consumers=local_consumers,
             machines=machines,
             batched_reads=batched_reads,
             calls_per_record=partial(calls_per_record, reader.manifest, selection),
         )
-        if plan.exact and remote and not epoch.shuffles_all:
+        if isinstance(policy, NextRequests) and not share.epoch.shuffles_all:
             _warn_of_requests(share, mean, reader.storage.url)
-        self._lead = 0 if plan.in_memory else max(epoch.unit, math.ceil(plan.run / mean))
-        self._ahead = 0 if plan.in_memory else share.batch_size or 1
-        if plan.exact:
-            self._ahead = max(buffering.AHEAD, self._ahead)
-        self._ask_lead = 0  # records of a span that are asked for beyond those of batches drawn
         reader.storage.share(local_consumers)
-        if plan.ahead_bytes and not plan.first:
-            rows = math.ceil(plan.ahead_bytes / mean)
-            self._ahead = max(self._ahead, min(rows, buffering.DRAWN))
-            self._ask_lead = max(0, rows - self._ahead) // share.touched
+        policy.open(reader, selection)
         # Making all draws of a shared span costs 0.2 us each; making only one's own, 10 us a piece.
-        chunk = window.CHUNK if plan.budget or share.sharers * epoch.unit <= 50 else 0
-        self._new_span = partial(Span, epoch, self._starts, chunk)
-        self._all = None if plan.exact or not epoch.shuffles_all else All(self._starts)
-        gap = 0
-        if self._all is not None and selection is not None:
-            gap = gap_between(selection.numbers, mean)
-        # What lies between records of the first batches, up to a run, is wanted soon. Without it
-        # each of them is a request, and cuts a run of the window in two. Photographs of 110 KB,
-        # half of 5,000 in the buffer: 1,941 requests an epoch, and 738 so.
-        between = 0
-        if not (plan.exact or plan.budget or epoch.shuffles_all) and selection is None:
-            between = int(plan.run / mean)
-        self.buffer = Buffer(reader, plan, selection, lead=self._lead, gap=gap, between=between)
+        several = policy.budget or share.sharers * share.epoch.unit <= 50
+        chunk = window.CHUNK if several else 0
+        self._new_span = partial(Span, share.epoch, self._starts, chunk)
 
     @property
     def held_bytes(self) -> int:
         """Return the bytes of records that were read and are not yet handed out."""
-        return self.buffer.held_bytes
+        return self.policy.held_bytes
 
     def __iter__(self) -> Iterator[Rows]:
         token = self.reader.begin_pass()
@@ -139,7 +119,7 @@ class Fetch:
             self.reader.end_pass(token)
 
     def _hand_out_all(self) -> Iterator[Rows]:
-        waiting: deque[_Drawn] = deque()
+        waiting: deque[_Batch] = deque()
         ahead = 0
         batches = self._batches()
         if self.reader.storage.remote:
@@ -147,7 +127,7 @@ class Fetch:
         for drawn in starmap(self._draw, batches):
             waiting.append(drawn)
             ahead += drawn.size
-            while waiting and ahead - waiting[0].size >= self._ahead:
+            while waiting and ahead - waiting[0].size >= self.policy.rows_ahead:
                 ahead -= waiting[0].size
                 yield from self._hand_out(waiting.popleft())
         for drawn in waiting:
@@ -160,12 +140,12 @@ class Fetch:
         last, shard = -1, None
         for (at, number, record), held in zip(several, rows.held or repeat(None), strict=False):
             if at != last or shard is None:
-                last, shard = at, self.reader.shard(at, self.buffer.scattered)
+                last, shard = at, self.reader.shard(at, self.policy.scattered)
             yield number, shard, record, held
 
     def shard(self, number: int) -> Shard:
         """Give a shard, opened with the advice that these reads need."""
-        return self.reader.shard(number, self.buffer.scattered)
+        return self.reader.shard(number, self.policy.scattered)
 
     def parts(self, rows: Rows) -> list[Part]:
         """Sort these rows by shard, in storage order, to be read many at a time."""
@@ -189,7 +169,7 @@ class Fetch:
         for a, b in pairwise([0, *cuts, len(order)] if len(order) else []):
             yield self.shard(int(shards[a])), records[a:b], order[a:b]
 
-    def _batches(self) -> Iterator[tuple[_Pieces, Int64s, Int64s | None]]:
+    def _batches(self) -> Iterator[_Asked]:
         """Yield of each batch pieces, repeats, and the row of each row of the pieces.
 
         None instead of the rows: they are in order. Without a batch_size, of many steps at a time.
@@ -200,26 +180,22 @@ class Fetch:
                 yield batch.pieces, batch.repeats, None
             return
         # Not more of a span than is held or announced ahead of it.
-        most = max(
-            buffering.STEPS[0],
-            min(buffering.STEPS[1], share.touched * (self._lead or buffering.STEPS[1])),
-        )
+        policy, (least, most) = self.policy, buffering.STEPS
+        most = max(least, min(most, share.touched * (policy.lead or most)))
         steps, done = share.worker_steps, 0
         while done < len(steps):
-            some = steps[done : done + min(most, max(buffering.STEPS[0], done - self._ahead))]
+            some = steps[done : done + min(most, max(least, done - policy.rows_ahead))]
             pieces, turn, repeats = share.samples(some)
             yield pieces, repeats, turn
             done += len(some)
 
-    def _expect_shards(
-        self, batches: Iterator[tuple[_Pieces, Int64s, Int64s | None]]
-    ) -> Iterator[tuple[_Pieces, Int64s, Int64s | None]]:
+    def _expect_shards(self, batches: Iterator[_Asked]) -> Iterator[_Asked]:
         """Announce the shards with which spans begin, all at once. Yield the batches as they are.
 
         To open a shard takes a round trip.
         """
         epoch, some, found = self.share.epoch, [], dict[int, None]()
-        if self.plan.first:
+        if isinstance(self.policy, WholeRequested):
             found = dict.fromkeys(range(len(self._starts) - 1))
         for batch in batches:
             some.append(batch)
@@ -234,40 +210,18 @@ class Fetch:
         yield from some
         yield from batches
 
-    def _draw(self, pieces: _Pieces, repeats: Int64s, turn: Int64s | None) -> _Drawn:
+    def _draw(self, pieces: Pieces, repeats: Int64s, turn: Int64s | None) -> _Batch:
         """Find out which rows a batch has, and announce those that nothing else announced."""
-        buffer = self.buffer
-        drawn: list[tuple[Span, int, Places]] = []
-        early: list[Places] = []
-        end = 0
-        if self._all is not None and pieces:
-            places = self.share.epoch.places(pieces)
-            self._all.start(places.start)
-            if self.plan.first:
-                buffer.advance(self._all, self._all.records)
-            end = places.stop - self._all.first
+        drawn: Drawn = []
         for index, first, count in pieces:
             span = self._spans.get(index)
             if span is None:
                 span = self._spans[index] = self._new_span(index, first)
-            if self.plan.budget and first > span.done:
-                buffer.skip(span, first)
+            if first > span.done:
+                self.policy.skip(span, first)
             rows = span.take(first, count)
-            done = first + count
-            drawn.append((span, done, rows))
-            if self.plan.asks:
-                buffer.ask(span, done, self._ask_lead)
-                if span.began:  # left in the window of before a resume
-                    early.append(rows[:, rows[PLACE] < span.began])
-            elif self.plan.exact:
-                early.append(rows)
-            elif self._all is not None:
-                if self._all.ahead < self._all.records:
-                    early.append(self._all.beyond(rows))
-            elif not self.plan.in_memory and span.ahead < min(done + span.window, span.records):
-                early.append(span.beyond(rows))
-        if early:
-            buffer.announce(np.concatenate(early, axis=1))
+            drawn.append((span, first + count, rows))
+        self.policy.draw(pieces, drawn)
         rows = np.concatenate([NOWHERE, *(rows for _, _, rows in drawn)], axis=1)
         valid = rows.shape[1]
         if turn is not None:
@@ -277,45 +231,35 @@ class Fetch:
             shards, records = self.share.epoch.locate(repeats)
             again = np.stack((np.full_like(repeats, -1), shards, self._starts[shards] + records))
             rows = np.concatenate((rows, again), axis=1)
-        return _Drawn(drawn, rows, valid, end, turn)
+        return _Batch(drawn, rows, valid, turn)
 
-    def _hand_out(self, batch: _Drawn) -> Iterator[Rows]:
+    def _hand_out(self, batch: _Batch) -> Iterator[Rows]:
         """Yield the batch with what was held for it, then hold or announce what comes after it."""
-        buffer = self.buffer
-        held: list[bytes | None] = []
-        for span, done, rows in batch.pieces:
-            if self.plan.in_memory and span.ahead < min(done + span.window, span.records):
-                buffer.advance(span, done)
-            if self.plan.budget:
-                held += buffer.release(span, rows)
+        held = self.policy.release(batch.drawn)
         _, shards, numbers = batch.rows
         if self._selection is not None:
             numbers = self._selection.numbers[numbers]
-        if self.plan.budget:
+        if held is not None:
             if batch.turn is not None:
                 by_span, held = held, held[:]
                 for row, data in zip(batch.turn.tolist(), by_span, strict=True):
                     held[row] = data
             held += [None] * (batch.size - batch.valid)
-        yield Rows(shards, numbers, held if self.plan.budget else None, batch.valid)
-        if self._all is not None:
-            buffer.advance(self._all, batch.end)
-        elif not self.plan.in_memory and not self.plan.exact:
-            for span, done, _ in batch.pieces:
-                buffer.advance(span, done)
+        yield Rows(shards, numbers, held, batch.valid)
+        self.policy.advance(batch.drawn)
 
 
-_Pieces = Sequence[tuple[int, int, int]]  # (span, first draw, count), as Batch has them
+# Pieces of a batch, its repeats, and of each row of the pieces which row it is; None: in order.
+_Asked: TypeAlias = tuple[Pieces, Int64s, Int64s | None]
 
 
-class _Drawn(NamedTuple):
+class _Batch(NamedTuple):
     """A batch whose rows are known, before it is handed out."""
 
-    pieces: list[tuple[Span, int, Places]]  # span, its draws done with this piece, rows
+    drawn: Drawn
     rows: Places  # those of all pieces, then repeats
     valid: int
-    end: int  # where all is announced: places of the epoch's order from this consumer's first on
-    turn: Int64s | None  # of each row of the pieces which row it is; None: they are in order
+    turn: Int64s | None  # as _Asked has it
 
     @property
     def size(self) -> int:

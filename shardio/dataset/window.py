@@ -1,4 +1,4 @@
-"""Walk the shuffle window of each span, and announce or hold its storage ahead of use."""
+"""Know where a consumer stands in each span: its draws, and the storage ahead of its window."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..formats.base import Shard
 from ..order.epoch import Epoch
 from ..order.rng import Int64s
-from ..order.subset import Selection
-from . import buffering
-from .buffering import BufferPlan
-from .reader import Reader
 
 RAMP = 4  # records announced for each one handed out, until the window is announced
 CHUNK = 1024  # draws of a span that are made and located at once: 0.2 us each, alone 10 us
@@ -105,184 +100,30 @@ class Span:
         """
         epoch = self._epoch
         shard, record, count = epoch.stretch(epoch.span_start(self._index) + place)
-        return int(self._starts[shard]) + record, shard, record, min(count, self.records - place)
+        stop = self.cut if place < self.cut else self.records
+        return int(self._starts[shard]) + record, shard, record, min(count, stop - place)
 
+    def ramped(self, done: int, lead: int) -> int:
+        """Return up to where storage is held or announced after so many draws: it grows by RAMP.
 
-class All:
-    """Stand for all of storage, as one span, where the dataset is shuffled as a whole."""
-
-    __slots__ = ("_starts", "ahead", "first", "records", "window")
-    began = 0  # draws count from the first one here: a resume is ramped too
-    cut = 0
-
-    def __init__(self, starts: Int64s) -> None:
-        self._starts = starts
-        self.records = self.window = int(starts[-1])
-        self.ahead = 0  # storage before this place is announced
-        self.first = -1  # the place in the order of the first draw here
-
-    def start(self, place: int) -> None:
-        """Note the place in the order of the first draw of this consumer."""
-        if self.first < 0:
-            self.first = place
-
-    def beyond(self, rows: Places) -> Places:
-        """Choose the rows that are not announced yet."""
-        return rows[:, rows[NUMBER] >= self.ahead]
-
-    def locate(self, place: int) -> tuple[int, int, int, int]:
-        """Turn a place into a record's number, its shard, and its number there, as Span does."""
-        shard = int(self._starts.searchsorted(place, side="right")) - 1
-        first, stop = int(self._starts[shard]), int(self._starts[shard + 1])
-        return place, shard, place - first, stop - place
-
-
-class Buffer:
-    """Hold or announce storage ahead of use, as windows move on.
-
-    plan       where bytes wait
-    selection  the records that the epoch is of; None: all
-    lead       records that are held or announced beyond a window
-    gap        unwanted records between two that are announced with them
-    between    records of a window between two of a batch that are announced with them
-    """
-
-    def __init__(
-        self,
-        reader: Reader,
-        plan: BufferPlan,
-        selection: Selection | None,
-        *,
-        lead: int,
-        gap: int,
-        between: int,
-    ) -> None:
-        self.held_bytes = 0  # of records that were read and not yet handed out
-        # Whether shards read nothing ahead by themselves: records are read one by one, in no order,
-        # or all that is read was asked for.
-        self.scattered = not plan.budget or plan.asks
-        self._reader, self._selection = reader, selection
-        self._starts = reader.starts if selection is None else selection.starts
-        self._mean = reader.mean_bytes
-        self._plan, self._lead, self._gap, self._between = plan, lead, gap, between
-        self._early: set[int] = set()  # handed out before their block is read: not to be held
-
-    def skip(self, span: Span, first: int) -> None:
-        """Let go of the draws of a span before draw `first`: other consumers hand them out."""
-        others = span.take(span.done, first - span.done)
-        self.release(span, others)
-        self._early.update(span.beyond(others)[NUMBER].tolist())
-
-    def release(self, span: Span, rows: Places) -> list[bytes | None]:
-        """Give the bytes that were held for these rows. They are held no more."""
-        held = span.release(rows[PLACE].tolist())
-        self.held_bytes -= sum(map(len, filter(None, held)))
-        return held
-
-    def announce(self, rows: Places) -> None:
-        """Announce these records, adjacent ones together. They are not held later.
-
-        Where windows are announced, so is what lies between two of them, if it is little.
+        lead: records beyond the window.
         """
-        if not rows.size:
-            return
-        numbers = rows[NUMBER]
-        if self._plan.budget:
-            self._early.update(numbers.tolist())
-        if self._selection is not None:
-            numbers = self._selection.numbers[numbers]
-        order = numbers.argsort()
-        numbers, shards = numbers[order], rows[SHARD][order]
-        new = np.ones(len(numbers) + 1, bool)  # whether a stretch ends before each row
-        new[1:-1] = (np.diff(numbers) > 1 + self._between) | (shards[1:] != shards[:-1])
-        firsts, lasts = np.flatnonzero(new[:-1]), np.flatnonzero(new[1:])
-        shards = shards[firsts]
-        starts = self._reader.starts[shards]
-        begins, ends = numbers[firsts] - starts, numbers[lasts] - starts + 1
-        for at, begin, end in zip(shards.tolist(), begins.tolist(), ends.tolist(), strict=True):
-            self._reader.shard(at, self.scattered).will_need(begin, end)
+        grown = self.began + RAMP * (done - self.began)
+        return min(min(done + self.window, grown) + lead, self.records)
 
-    def advance(self, span: Span | All, done: int) -> None:
-        """Hold or announce the storage that draws of a span need after `done` of them."""
-        target = done + span.window + self._lead
-        if not self._plan.in_memory and not (self._plan.first and isinstance(span, All)):
-            target = min(target, span.began + RAMP * (done - span.began) + self._lead)
-        target = min(target, span.records)
-        while span.ahead < target:
-            number, shard, chosen, ends = self._run(span, span.ahead)
-            count = len(ends)
-            if isinstance(span, All) or not self._plan.budget:
-                for begin, end in stretches(chosen, count, self._gap):
-                    if self._plan.first and self._plan.network:
-                        if self._plan.ahead_bytes:
-                            shard.will_need(begin, end, keep=True)
-                        else:
-                            shard.hold(begin, end)  # and let go: it is in the page cache then
-                    else:
-                        shard.will_need(begin, end)
-                span.ahead += count
-            elif number in self._early:
-                self._early.remove(number)
-                span.hold([None])
-            elif self.held_bytes + int(ends[count - 1]) > self._plan.budget:
-                span.hold([None] * count)
-            else:
-                if self._early:
-                    run = range(number, number + count)
-                    count = next((i for i, n in enumerate(run) if n in self._early), count)
-                data = self._hold(shard, chosen, count)
-                self.held_bytes += sum(map(len, filter(None, data)))
-                span.hold(data)
 
-    def ask(self, span: Span, done: int, lead: int) -> None:
-        """Ask for the storage that `done` draws of a span need, and `lead` records more."""
-        target = min(done + span.window + lead, span.records)
-        if span.asked == span.began:
-            span.cut = min(done + span.window, span.records)
-        while span.asked < target:
-            _, shard, chosen, ends = self._run(span, span.asked)
-            for begin, end in self._stretches(chosen, len(ends)):
-                shard.will_need(begin, end)
-            span.asked += len(ends)
-            after = span.asked + len(ends)
-            if after < span.records:
-                self._reader.will_open([span.locate(after)[1]])
+# Of the pieces of a batch: the span, how many of its draws are done with the piece, and its rows.
+Drawn: TypeAlias = list[tuple[Span, int, Places]]
+Pieces: TypeAlias = Sequence[tuple[int, int, int]]  # (span, first draw, count), as Batch has them
 
-    def _run(self, span: Span | All, place: int) -> tuple[int, Shard, slice | Int64s, Int64s]:
-        """Return the next records of a span's storage: as many as are read or announced at once.
 
-        The number of the first, their shard, which of its records they are (a slice, perhaps of
-        more), and where each ends, in bytes from the first.
-        """
-        number, at, record, most = span.locate(place)
-        shard = self._reader.shard(at, self.scattered)
-        if place < span.cut:
-            most = min(most, span.cut - place)
-        most = min(most, 1 + int(2 * self._plan.run / self._mean))
-        chosen: slice | Int64s = slice(record, record + most)
-        if self._selection is not None:
-            first = self._reader.starts[at]
-            chosen = self._selection.numbers[number : number + most] - first
-        ends = shard.sizes[chosen].cumsum()
-        count = max(1, int(ends.searchsorted(self._plan.run, side="right")))
-        return number, shard, chosen, ends[:count]
-
-    def _stretches(self, chosen: slice | Int64s, count: int) -> Iterator[tuple[int, int]]:
-        """Yield the first `count` of these records as (begin, end), each of which is one read."""
-        gap, most = int(buffering.GAP / self._mean), max(1, int(self._plan.run / self._mean))
-        return stretches(chosen, count, gap, most)
-
-    def _hold(self, shard: Shard, chosen: slice | Int64s, count: int) -> Sequence[bytes | None]:
-        """Read the bytes of the first `count` of these records of a shard."""
-        if isinstance(chosen, slice):
-            return shard.hold(chosen.start, chosen.start + count)
-        data: list[bytes | None] = []
-        records = chosen[:count].tolist()
-        for begin, end in self._stretches(chosen, count):
-            read = shard.hold(begin, end)
-            while len(data) < count and records[len(data)] < end:
-                data.append(read[records[len(data)] - begin])
-        return data
+def beyond_windows(drawn: Drawn) -> list[Places]:
+    """Return of each piece the rows that nothing has held or announced, of windows that grow."""
+    return [
+        span.beyond(rows)
+        for span, done, rows in drawn
+        if span.ahead < min(done + span.window, span.records)
+    ]
 
 
 def stretches(

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dataset.buffering import KEPT, RUN, requests_of_spans
+from ..dataset.buffering import KEPT, RUN, NetworkBlocks, requests_of_spans
 from ..dataset.reader import OPEN_SHARDS
 from ..formats import GROUPED
 from ..formats.foreign.row_groups import cache_bytes
@@ -227,8 +227,8 @@ def _order(job: TrainingJob) -> Iterator[Advice]:
             f"of {unit:,} that a batch takes from it: the same neighbours meet in every epoch"
         )
         buffer, room = 4 * unit * spans, KEPT * job.available_bytes
-        if job.plan.policy == "network":
-            room = min(room, job.plan.budget * job.local_consumers / 2)
+        if isinstance(job.policy, NetworkBlocks):
+            room = min(room, job.policy.budget * job.local_consumers / 2)
         fits = buffer * job.record_bytes <= room
         if buffer >= epoch.records:
             buffer, fits = "all", may_be_all
@@ -273,7 +273,7 @@ def _network(job: TrainingJob) -> Iterator[Advice]:
     elif sharers > 1 and not epoch.shuffles_all and epoch.shuffle_buffer != 1:
         cost, spans = "twice the bytes cross the network", unshared_spans(job.share)
         requests = requests_of_spans(epoch, spans, job.record_bytes)
-        if job.plan.policy != "network":
+        if not isinstance(job.policy, NetworkBlocks):
             cost = f"records are read one by one, {job.records:,} requests an epoch"
         what = f"{sharers:,} workers read from the same span: {cost}"
         if job.is_remote:
@@ -281,7 +281,7 @@ def _network(job: TrainingJob) -> Iterator[Advice]:
             what += "(docs/remote.md) makes such ranges of them, too"
         if not job.is_remote or requests < job.records:
             yield _reorder("shared_spans", what, job, spans=spans)
-    elif job.plan.budget:
+    elif job.policy.budget:
         yield from _left_out(job)
     if job.shards < consumers:
         what = f"{consumers:,} workers read from {job.shards:,} shards, so that several wait for "
@@ -291,8 +291,8 @@ def _network(job: TrainingJob) -> Iterator[Advice]:
 def _left_out(job: TrainingJob) -> Iterator[Advice]:
     """Look at windows that do not fit what may be held."""
     window, spans = job.epoch.window * job.record_bytes, job.share.touched
-    here, budget = job.local_consumers, job.plan.budget
-    if spans * (window + job.plan.run) <= budget:
+    here, budget = job.local_consumers, job.policy.budget
+    if spans * (window + job.policy.run) <= budget:
         return
     what = (
         f"the windows take {show_size(here * spans * window)} on a machine, more than the "
@@ -313,8 +313,8 @@ def _memory(job: TrainingJob) -> Iterator[Advice]:
     """Look at what takes more memory than there is."""
     epoch, here, available = job.epoch, job.local_consumers, job.available_bytes
     state = job.share.touched * epoch.window * ORDER_BYTES + job.memory.permutation_bytes
-    waits = job.plan.policy == "page_cache" and not epoch.shuffles_all
-    window = min(job.window_bytes, job.dataset_bytes) if waits else 0
+    cached = not job.policy.budget and not epoch.shuffles_all
+    window = min(job.window_bytes, job.dataset_bytes) if cached else 0
     what = ""
     if state * here > available / 2:
         what = (
@@ -372,10 +372,10 @@ def _row_groups(job: TrainingJob) -> Iterator[Advice]:
     rows, size = max(1, group["rows"]), group["bytes"]
     epoch, touched = job.epoch, job.share.touched
     # Records that are held are read in order; others are when they are handed out: files_needed.
-    waits = job.plan.policy == "page_cache"
+    held = job.policy.budget > 0
     groups = job.records / rows
     if not epoch.shuffles_all:
-        groups = min(groups, touched * (1 + (2 * epoch.window / rows if waits else 0)))
+        groups = min(groups, touched * (1 if held else 1 + 2 * epoch.window / rows))
     limit = cache_bytes(job.available_bytes)
     if groups * size <= limit:
         return
@@ -387,7 +387,7 @@ def _row_groups(job: TrainingJob) -> Iterator[Advice]:
         "are decoded again and again"
     )
     mend, change = "pack it: `shardio pack DIR OUT`", {}
-    window = int((limit / size / touched - 1) * rows / 2) if waits else 0
+    window = 0 if held else int((limit / size / touched - 1) * rows / 2)
     if window >= epoch.unit:
         change = {"shuffle_buffer": window * epoch.spans}
         mend += f", or shuffle_buffer={change['shuffle_buffer']}"

@@ -1,6 +1,6 @@
 """What a training job reads and takes of memory, by arithmetic: no record is read.
 
-How it works. Steps and shares come from Partition, where bytes wait from buffering.plan_buffering.
+How it works. Steps and shares come from Partition, where bytes wait from a buffering.Policy.
 For up to two million records the epoch's order itself is made, without its bytes, and counted; for
 more, what a worker reads is estimated.
 """
@@ -15,8 +15,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..dataset import buffering
-from ..dataset.buffering import BUFFER_BYTES, plan_buffering
+from ..dataset.buffering import (
+    BUFFER_BYTES,
+    calls_per_record,
+    choose_policy,
+    reads_batches_in_core,
+)
 from ..dataset.reader import spare_descriptors
 from ..formats.base import Column
 from ..formats.manifest import Manifest
@@ -34,11 +38,7 @@ _COUNTED_SPANS: Final = 4096  # 60 us each
 INDEX_BYTES: Final = 24  # a record of an open shard: size, offset, length, key's hash
 _BLOCK_BYTES: Final = 32 << 10  # draws that a span has made, and not yet handed out
 ORDER_BYTES: Final = 48  # a record of a window: its slot, and near the span's end a Python int
-# Memory that malloc takes for photographs that come and go, of their bytes: in two processes 1.2,
-# in one 1.4.
-_HEAP: Final = 1.3
 _MACHINE: Final = 8  # ranks on a machine, where nobody says: of GPUs, most have so many at most
-REQUEST: Final = 128 << 10  # bytes: read-ahead of Linux, if nobody has set it
 
 Labels = Callable[[int], "Column | None"]
 Pair = tuple[int, int]
@@ -140,9 +140,9 @@ class TrainingJob:
         self.consumers = share.num_workers * ranks
         self.local_consumers = share.num_workers * local  # on a machine
         if batched_reads is None:
-            batched_reads = buffering.reads_batches_in_core(manifest)
-        plan = partial(
-            buffering.plan_buffering,
+            batched_reads = reads_batches_in_core(manifest)
+        choose = partial(
+            choose_policy,
             share,
             self.record_bytes,
             network=is_network,
@@ -151,18 +151,12 @@ class TrainingJob:
             machines=-(-ranks // local),
             available_bytes=self.available_bytes,
             batched_reads=batched_reads,
-            calls_per_record=partial(buffering.calls_per_record, manifest, selection),
+            calls_per_record=partial(calls_per_record, manifest, selection),
         )
-        self.plan = plan(remote=is_remote and not has_cache)
+        self.policy = choose(remote=is_remote and not has_cache)
         self.traffic: Traffic | None = None
         if is_remote:
-            self.traffic = machine_traffic(
-                share,
-                plan(remote=True),
-                mean_bytes=self.record_bytes,
-                shards=self.shards,
-                local_world_size=local,
-            )
+            self.traffic = machine_traffic(share, choose(remote=True), local_world_size=local)
         windows = min(epoch.spans * epoch.window, epoch.records)
         self.window_bytes = math.ceil(windows * self.record_bytes)
         self.files_open = min(self.files_limit, self.shards)  # by a process, at most
@@ -197,18 +191,14 @@ class TrainingJob:
     @cached_property
     def memory(self) -> Memory:
         """Add up the memory of a process, and of a machine."""
-        epoch, plan, manifest = self.epoch, self.plan, self.manifest
+        epoch, manifest = self.epoch, self.manifest
         sizes = np.sort(manifest.shard_records[epoch.shard_records > 0])
-        records = min(plan.held_bytes, plan.budget, manifest.size)
-        if plan.asks:
-            records = min(round(_HEAP * plan.held_bytes) + plan.ahead_bytes, manifest.size)
-        elif plan.ahead_bytes:
-            records = min(plan.held_bytes, manifest.size)
+        records = min(self.policy.records_bytes, manifest.size)
         order = self.share.touched * (_BLOCK_BYTES + ORDER_BYTES * epoch.window)
         permutation = 8 * epoch.records if epoch.shuffles_all else 0
         index = INDEX_BYTES * int(sizes[len(sizes) - self.files_open :].sum())
         process = records + order + permutation + index
-        cached = min(plan.cached_bytes, manifest.size)
+        cached = min(self.policy.cached_bytes, manifest.size)
         machine = process * self.local_consumers + cached
         available = self.available_bytes
         return Memory(records, order, permutation, index, process, cached, machine, available)
@@ -322,48 +312,3 @@ def _reads(
 def _shard_means(manifest: Manifest) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return the mean bytes of a record of each shard, index included: (shards,)."""
     return manifest.shard_sizes / np.maximum(1, manifest.shard_records)
-
-
-# --- requests to storage --------------------------------------------------------------------------
-
-
-def first_batch_bytes(share: Partition, mean_bytes: float, is_network: bool) -> int:
-    """Estimate the bytes that a worker reads before its first batch.
-
-    The batch alone: the window is announced as batches go by. But small records on local storage
-    are read in blocks and held, so of these the windows of all spans that the batch takes from come
-    before it, unless the spans are shared.
-    """
-    epoch, batch = share.epoch, min(share.epoch.records, share.batch_size or 1)
-    plan = plan_buffering(share, mean_bytes, network=is_network, available_bytes=1 << 62)
-    if plan.first:
-        return math.ceil(epoch.records * mean_bytes)
-    if plan.policy != "in_memory":
-        return math.ceil(batch * mean_bytes)
-    block = min(epoch.window * mean_bytes + plan.run, epoch.span_records(0) * mean_bytes)
-    spans = min(epoch.spans, max(1, epoch.units))
-    return math.ceil(min(share.batch_units, spans) * block)
-
-
-def cold_requests(share: Partition, mean_bytes: float, is_network: bool) -> tuple[int, int]:
-    """Estimate the requests of a cold epoch to storage, and their bytes, of a machine's readers."""
-    epoch, records = share.epoch, share.epoch.records
-    plan = plan_buffering(
-        share,
-        mean_bytes,
-        network=is_network,
-        local_consumers=share.num_workers * share.world_size,
-        available_bytes=1 << 62,  # whatever the machine
-    )
-    size = records * mean_bytes
-    alone = 0.0  # records that take a request of their own
-    if plan.exact:
-        alone = float(records)
-    elif epoch.shuffles_all and not plan.first:
-        alone = records / 8  # those of the first batches that are ahead of the announcements
-    elif plan.policy == "network" and plan.held_bytes > plan.budget:
-        alone = records * (1 - plan.budget / plan.held_bytes)
-    in_runs = (size - (alone * mean_bytes if plan.exact or plan.budget else 0.0)) / REQUEST
-    twice = share.sharers if plan.policy == "network" else 1
-    requests = alone * math.ceil(mean_bytes / REQUEST) + in_runs * twice
-    return math.ceil(requests), math.ceil(size * twice)

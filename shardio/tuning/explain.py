@@ -61,7 +61,7 @@ class Explanation(Result):
     law_world_sizes: tuple[int, ...]  # that give the same global batches, batch_size adapted
     free_consumers: tuple[int, ...]  # values of num_workers x world_size with no shared span
     # Where the bytes wait, and memory in the worst case
-    policy: str  # buffering.BufferPlan's: "page_cache", "in_memory", "network", "remote"
+    policy: str  # buffering.Policy.name: "page_cache", "in_memory", "network", "remote"
     traffic: Traffic | None  # of a machine with an object store; None: the dataset is in none
     files_open: int  # at most, in each process
     files_limit: int  # that a process lets itself open
@@ -193,7 +193,7 @@ def explain_job(job: TrainingJob) -> Explanation:
         repeated_records=job.tail.repeated,
         worker=job.reads,
         law_world_sizes=_law_world_sizes(job),
-        policy=job.plan.policy,
+        policy=job.policy.name,
         warnings=warnings,
         notes=notes,
         _rows=(*_rows(job), *(("note", note) for note in notes)),
@@ -234,7 +234,7 @@ def _rows(job: TrainingJob) -> Iterator[tuple[str, str]]:
         "files",
         f"{job.files_open:,} open at most, of {job.files_limit:,} that a process may open",
     )
-    yield "bytes wait", _waiting(job)
+    yield "bytes wait", job.policy.waits
     if job.traffic is not None:
         yield "requests", _requests(job, job.traffic)
     yield "memory", _memory(job)
@@ -296,12 +296,7 @@ def _buffer(job: TrainingJob) -> str:
     """Say what the shuffle buffer holds, or how all records are read."""
     epoch = job.epoch
     if epoch.shuffles_all:
-        reads = "random reads, for local flash or memory"
-        if job.plan.first:
-            reads = "all are read ahead, in storage order"
-        elif not job.plan.exact:
-            reads = "read ahead in storage order, since memory holds them"
-        return f"all records, a true permutation: {reads}"
+        return f"all records, a true permutation: {job.policy.reads_all}"
     if (epoch.shuffle_buffer or 0) <= 1:
         return "none: every epoch comes in the order of the index"
     # The longest span, and the shortest of those that have records.
@@ -332,27 +327,6 @@ def _nodes(job: TrainingJob) -> str:
     part = f"1/{nodes} of the records ({show_size(job.dataset_bytes / nodes)})"
     text = f"{nodes:,} with shards of their own, {part} each, the same in all epochs"
     return f"{text}; a machine reads those of {show_count(job.nodes_read, 'node')}"
-
-
-def _waiting(job: TrainingJob) -> str:
-    """Say where bytes wait until their batch is made."""
-    if job.plan.policy == "in_memory":
-        return "in each process, read in blocks"
-    if job.plan.policy == "network":
-        return "in each process, up to its part of buffer_bytes; others are read one by one"
-    if job.plan.policy == "remote":
-        return "in each process, asked for ahead in ranges of 8 MiB"
-    if job.plan.ahead_bytes:
-        how = "all are asked for" if job.plan.first else "those of the next batches are asked for"
-        return f"in each process; {how} ahead"
-    if job.plan.exact:
-        return "in storage; only those of the next batches are announced to the page cache"
-    if job.plan.first:
-        how = "read" if job.is_network else "announced"
-        return f"in the page cache, all {how} before the first batch"
-    if job.epoch.shuffles_all:
-        return "in the page cache, all announced in the first quarter of the epoch"
-    return "in the page cache, announced as the windows move on"
 
 
 def _requests(job: TrainingJob, traffic: Traffic) -> str:

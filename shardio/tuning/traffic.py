@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from ..dataset.buffering import BufferPlan, requests_of_spans
+from ..dataset.buffering import Policy, WholeRequested
 from ..order.partition import Partition
 from ..storage.remote_file import RANGE
 from .text import Plain
@@ -37,22 +37,14 @@ class Traffic(Plain):
     nodes: int  # whose shards the machine reads, where nodes keep to shards of their own; else 1
 
 
-def machine_traffic(
-    share: Partition,
-    plan: BufferPlan,
-    *,
-    mean_bytes: float,
-    shards: int,
-    local_world_size: int,
-) -> Traffic:
+def machine_traffic(share: Partition, policy: Policy, *, local_world_size: int) -> Traffic:
     """Estimate what a machine of `local_world_size` ranks asks for.
 
-    plan        of a process without a cache
-    mean_bytes  of a record in storage
-    shards      that have records
+    policy: of a process without a cache.
     """
     epoch, local = share.epoch, local_world_size * share.num_workers
-    everything = epoch.records * mean_bytes
+    everything = policy.dataset_bytes
+    shards = int((epoch.shard_records > 0).sum())
     part = local_world_size / share.world_size  # of the records that this machine hands out
     spans, nodes = touched_spans(share, local_world_size)
     touched = min(1.0, spans / max(1, min(epoch.spans, epoch.units)))
@@ -65,23 +57,14 @@ def machine_traffic(
         opened = min(shards, epoch.records / (share.world_size * share.num_workers))
     ends = local * opened * _END_BYTES * epoch.records / max(1, shards)
     fixed = local * opened + local_world_size  # ends of shards; manifests
-    handed_out = everything * part
-    if plan.policy == "remote":
-        part_of_all = min(1.0, share.touched * local / epoch.spans)
-        requests = part_of_all * requests_of_spans(epoch, epoch.spans, mean_bytes)
-        sent = handed_out
-    elif plan.first:
-        sent = everything * local
-        requests = local * (shards + everything / RANGE)
-    else:
-        sent, requests = handed_out, epoch.records * part
+    sent, requests = policy.store_traffic(local, part)
     kept = everything * max(part, touched)
     within = everything * nodes / epoch.nodes  # that the machine reads in the course of all epochs
     borders = 2 * min(epoch.spans, share.touched * local) if touched < 1 else shards
     return Traffic(
         bytes=math.ceil(sent + ends),
         requests=math.ceil(requests + fixed),
-        held=plan.first,
+        held=isinstance(policy, WholeRequested),
         first_bytes=math.ceil(kept + ends),
         first_requests=math.ceil(kept / RANGE + borders + fixed),
         later_bytes=round(kept * (1 - min(1.0, kept / max(1.0, within)))),

@@ -37,11 +37,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..dataset.buffering import choose_policy
 from ..dataset.decode import Decoder
 from ..dataset.reader import Reader
 from ..dataset.sequence import ShardSequence
@@ -59,7 +61,7 @@ from ..units import (
     refuse_options,
     show_size,
 )
-from .cost import cold_requests, divisors, first_batch_bytes
+from .cost import divisors
 from .explain import open_dataset, ranks_of
 from .simulate import (
     WHOLE,
@@ -288,7 +290,15 @@ class _Search:
         window = rank_window = plan.window(buffer)
         if buffer is not None:
             rank_window = min(window, rank.touched * epoch.window)
-        requests, read_bytes = cold_requests(share, mean_bytes, self.is_network)
+        choose = partial(
+            choose_policy,
+            share,
+            mean_bytes,
+            network=self.is_network,
+            available_bytes=1 << 62,  # whatever the machine
+        )
+        readers = share.num_workers * share.world_size
+        requests, read_bytes = choose(local_consumers=readers).cold_requests()
         even = even_classes(alike)
         return Row(
             shuffle_buffer=buffer,
@@ -296,7 +306,7 @@ class _Search:
             window=window,
             memory_bytes=plan.buffer_bytes(buffer),
             rank_bytes=math.ceil(rank_window * mean_bytes),
-            first_batch_bytes=first_batch_bytes(share, mean_bytes, self.is_network),
+            first_batch_bytes=choose().first_batch_bytes,
             requests=requests,
             read_bytes=read_bytes,
             classes=classes,

@@ -69,7 +69,7 @@ def test_every_way_gives_the_order_of_the_share(
     of = share(COUNTS, batch_size, shuffle_buffer=shuffle_buffer)
     got = Fetch(reader(packed(COUNTS), policy == "network"), of)
     if shuffle_buffer is not None and shuffle_buffer < 100:
-        assert got.plan.policy == policy
+        assert got.policy.name == policy
     check(read(got), expected(of))
     assert sorted(expected(of)) == list(range(N))
 
@@ -202,10 +202,10 @@ def test_a_ramp_on_a_network_reads_nothing_twice(packed: Packed, policy: str) ->
     batches = iter(got)
     for _ in range(4):
         list(samples(got, next(batches)))
-    assert len(got.buffer._early) > 8
+    assert isinstance(got.policy, buffering.Held) and len(got.policy._early) > 8
     for rows in batches:
         list(samples(got, rows))
-    assert got.held_bytes == 0 and not got.buffer._early
+    assert got.held_bytes == 0 and not got.policy._early
     check_read_once(got)
 
 
@@ -230,7 +230,7 @@ def test_what_others_hand_out_of_a_shared_span_is_let_go(packed: Packed, policy:
     counts = [500] * 4
     of = share(counts, 8, unit=8, num_workers=16, worker=3, spans=8)
     got = Fetch(reader(packed(counts), policy == "network"), of)
-    assert got.plan.policy == policy and (of.touched, of.sharers) == (1, 2)
+    assert got.policy.name == policy and (of.touched, of.sharers) == (1, 2)
     window = (of.epoch.window + of.epoch.unit) * got.reader.mean_bytes
     last = 0
     for rows in got:
@@ -256,7 +256,9 @@ def test_after_the_start_runs_alone_announce_everything(
     counts = [400] * 4
     got = Fetch(reader(packed(counts)), share(counts, 16, unit=8, shuffle_buffer=100))
     alone: list[int] = []
-    monkeypatch.setattr(got.buffer, "announce", lambda places: alone.extend(places[2].tolist()))
+    monkeypatch.setattr(
+        got.policy, "announce", lambda places, between: alone.extend(places[2].tolist())
+    )
     for step, rows in enumerate(got):
         list(samples(got, rows))
         if step == 20:
@@ -403,7 +405,7 @@ def test_all_is_not_announced_where_each_record_takes_a_call_of_every_consumer(
         selection=chosen,
         local_consumers=consumers,
     )
-    assert got.plan.exact == exact
+    assert isinstance(got.policy, buffering.NextBatches) == exact
     numbers = [int(chosen.numbers[place]) for place in expected(got.share)]
     check(read(got), numbers)
 
@@ -753,7 +755,7 @@ def run(buffer):
         for _ in map(read, got.rows(rows)):
             pass
         most = max(most, private())
-    return got.plan.policy, most
+    return got.policy.name, most
 before = private()
 policy, most = run(int(sys.argv[2]))
 print(policy, most - before)

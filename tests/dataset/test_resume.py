@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardio import EpochError, OptionError, Order, RandomResizedCrop, ShardDataset, StateError
-from shardio.dataset.window import Buffer
+from shardio.dataset.buffering import Held, Policy
 
 Packed = Callable[..., Path]
 Batches = list[list[str]]
@@ -243,18 +243,18 @@ def test_the_middle_of_an_epoch_costs_no_more_than_the_window(
     dataset = keyed(folder, batch_size=10, shuffle_buffer=160)
     again = resumed(folder, dataset.state_dict(steps=200), batch_size=10, shuffle_buffer=160)
     counts: list[int] = []
-    held, announced = Buffer._hold, Buffer.announce
+    held, announced = Held._read, Policy.announce
 
-    def hold(self: Buffer, shard: Any, chosen: Any, count: int) -> Any:
+    def hold(self: Held, shard: Any, chosen: Any, count: int) -> Any:
         counts.append(count)
         return held(self, shard, chosen, count)
 
-    def announce(self: Buffer, rows: Any) -> None:
+    def announce(self: Policy, rows: Any, between: int = 0) -> None:
         counts.append(rows.shape[1])
-        announced(self, rows)
+        announced(self, rows, between)
 
-    monkeypatch.setattr(Buffer, "_hold", hold)
-    monkeypatch.setattr(Buffer, "announce", announce)
+    monkeypatch.setattr(Held, "_read", hold)
+    monkeypatch.setattr(Policy, "announce", announce)
     monkeypatch.setattr("shardio.dataset.buffering.RUN", 1)
     next(iter(again))
     assert sum(counts) + 10 <= 160 + 2 * 8 * 10

@@ -177,8 +177,8 @@ def test_the_ways_are_the_ones_meant(folder: Path, name: str) -> None:
     with way(name):
         share = Partition(Epoch(selection.counts, **options), 4)
         got = Fetch(reader(folder, name == "network"), share, selection=selection)
-    policy = "page_cache" if name == "exact" else name
-    assert (got.plan.policy, got.plan.exact) == (policy, name == "exact")
+    assert got.policy.name == ("page_cache" if name == "exact" else name)
+    assert isinstance(got.policy, buffering.NextBatches) == (name == "exact")
 
 
 def spread(start: int, step: int, counts: list[int]) -> Selection:

@@ -33,7 +33,7 @@ def test_it_is_told_by_its_mount(twins: tuple[Path, Path]) -> None:
     here, there = map(dataset, twins)
     assert shardio.explain(here).is_network is False
     assert shardio.explain(there).is_network is True
-    assert Fetch(there.reader, there.share_of(0)).plan.policy == "network"
+    assert Fetch(there.reader, there.share_of(0)).policy.name == "network"
 
 
 def test_an_epoch_is_the_same_as_from_the_disk(twins: tuple[Path, Path]) -> None:

@@ -102,4 +102,4 @@ def policy(data: ShardDataset, batched_reads: bool | None = None) -> str:
     """Return where records wait until the batches of epoch 0 are made."""
     batched = data.batched_reads if batched_reads is None else batched_reads
     fetch = Fetch(data.reader, data.share_of(0), selection=data.selection, batched_reads=batched)
-    return fetch.plan.policy
+    return fetch.policy.name

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import shardio
 from shardio import Order, ShardDataset, Storage
-from shardio.dataset.buffering import plan_buffering
+from shardio.dataset.buffering import choose_policy
 from shardio.order.epoch import Epoch
 from shardio.order.options import RequestedOptions
 from shardio.order.partition import Partition
@@ -156,8 +156,8 @@ def test_at_the_defaults_no_machine_downloads_more_than_it_hands_out(
     )
     epoch = options.epoch(counts, 0)
     share = options.partition(epoch, world_size=8 * machines, num_workers=workers)
-    plan = plan_buffering(share, mean, network=True, remote=True, local_consumers=8 * workers)
-    traffic = machine_traffic(share, plan, mean_bytes=mean, shards=128, local_world_size=8)
+    policy = choose_policy(share, mean, network=True, remote=True, local_consumers=8 * workers)
+    traffic = machine_traffic(share, policy, local_world_size=8)
     assert traffic.bytes <= 1.1 * epoch.records * mean / machines
 
 
@@ -176,8 +176,8 @@ def test_the_spans_of_a_machine_are_those_that_its_batches_touch(
             spans_of = touched.setdefault(rank // local, set())
             spans_of.update(span for span, _, _ in batch.pieces)
     most = max(map(len, touched.values()))
-    plan = plan_buffering(share, 100.0, network=True, remote=True)
-    found = machine_traffic(share, plan, mean_bytes=100.0, shards=4, local_world_size=local)
+    policy = choose_policy(share, 100.0, network=True, remote=True)
+    found = machine_traffic(share, policy, local_world_size=local)
     expected = epoch.records * 100.0 * max(local / world_size, most / spans)
     ends = 17 * epoch.records * local  # of shards
     assert found.first_bytes == pytest.approx(expected, rel=0.01, abs=ends)
@@ -187,8 +187,8 @@ def test_with_a_cache_a_small_dataset_is_downloaded_once() -> None:
     # 500 records are 32 units of 16, fewer than the 64 spans.
     epoch = Epoch(np.full(4, 125), seed=0, epoch=0, spans=64, unit=16, shuffle_buffer=None)
     share = Partition(epoch, batch_size=64, num_workers=4)
-    plan = plan_buffering(share, 110_000.0, network=True, remote=True, local_consumers=4)
-    found = machine_traffic(share, plan, mean_bytes=110_000.0, shards=4, local_world_size=1)
+    policy = choose_policy(share, 110_000.0, network=True, remote=True, local_consumers=4)
+    found = machine_traffic(share, policy, local_world_size=1)
     assert found.first_bytes == pytest.approx(500 * 110_000, rel=0.01)
 
 
@@ -231,12 +231,10 @@ def told(machines: int, batch_size: int, num_workers: int, **options: Any) -> Tr
     requested = RequestedOptions(batch_size=batch_size, **options)
     epoch = requested.resolve(float(IMAGE), records=IMAGES).epoch(SHARDS, 0)
     share = Partition(epoch, batch_size, world_size=8 * machines, num_workers=num_workers)
-    plan = plan_buffering(
+    policy = choose_policy(
         share, float(IMAGE), network=True, remote=True, local_consumers=8 * num_workers
     )
-    return machine_traffic(
-        share, plan, mean_bytes=float(IMAGE), shards=len(SHARDS), local_world_size=8
-    )
+    return machine_traffic(share, policy, local_world_size=8)
 
 
 # Steps of batches of 64 on 2 nodes touch each span once.

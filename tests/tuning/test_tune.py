@@ -17,6 +17,7 @@ from support.small_datasets import flip, make, shard_files
 
 from shardio import Order, ShardDataset
 from shardio.dataset import sequence
+from shardio.dataset.buffering import REQUEST, choose_policy
 from shardio.dataset.fetch import Fetch
 from shardio.dataset.reader import Reader, open_reader
 from shardio.errors import OptionError
@@ -26,7 +27,6 @@ from shardio.order.partition import Partition
 from shardio.storage.local import LocalDirectory
 from shardio.storage.options import Storage
 from shardio.tuning import simulate
-from shardio.tuning.cost import REQUEST, first_batch_bytes
 from shardio.tuning.simulate import (
     Sample,
     Simulation,
@@ -689,10 +689,10 @@ def test_the_first_batch_is_estimated_as_it_is_read(
         rows = next(iter(fetch))
         own = sum(map(len, filter(None, rows.held or [])))
         expected = fetch.held_bytes + own or 32 * reader.mean_bytes
-        estimate = first_batch_bytes(share, reader.mean_bytes, network)
+        policy = choose_policy(share, reader.mean_bytes, network=network, available_bytes=1 << 62)
         if buffer is None:  # all of a small dataset is read before it
             expected = 3500 * reader.mean_bytes
-        assert estimate == pytest.approx(expected, rel=0.25), (buffer, unit)
+        assert policy.first_batch_bytes == pytest.approx(expected, rel=0.25), (buffer, unit)
 
 
 def test_a_dataset_tunes_itself(tmp_path: Path) -> None:
