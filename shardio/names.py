@@ -12,6 +12,7 @@ lead through that door: the same file under any locale.
 from __future__ import annotations
 
 import os
+from typing import Any, TypeGuard
 
 KEY = "__key__"  # the field of a sample that holds its name
 
@@ -24,6 +25,16 @@ def key_text(name: bytes) -> str:
 def key_bytes(name: bytes | str) -> bytes:
     """Return the stored bytes of a name; raise UnicodeEncodeError for half of a surrogate pair."""
     return name if isinstance(name, bytes) else name.encode("utf-8", "surrogateescape")
+
+
+def is_name(name: str) -> bool:
+    """Return True for what a folder can be called, in another one."""
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
+
+
+def are_names(names: Any) -> TypeGuard[list[str]]:
+    """Return True for a list of names that folders can have."""
+    return type(names) is list and all(type(name) is str and is_name(name) for name in names)
 
 
 def file_name(name: str) -> str:

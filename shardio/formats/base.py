@@ -49,6 +49,19 @@ def known_file(opening: Opening, info: ShardInfo) -> KnownFile:
     return KnownFile(info.size, info.sha256, opening.dataset_id, info.number)
 
 
+class Readable(Protocol):
+    """A file, or a part of one, that is read by range."""
+
+    size: int  # bytes
+
+    @property
+    def name(self) -> str:
+        """Return its name, as messages print it."""
+
+    def read(self, start: int, length: int) -> bytes:
+        """Read `length` bytes from `start`."""
+
+
 class Shard(Protocol):
     """One open shard. All samples are dicts of owned values in the order of the fields."""
 

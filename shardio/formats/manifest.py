@@ -19,7 +19,7 @@ import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
@@ -35,12 +35,12 @@ from ..errors import (
     printable,
     there_are,
 )
-from ..names import file_name, from_file_name, key_bytes
+from ..names import are_names, file_name, from_file_name, is_name, key_bytes
 from ..storage import lock
-from ..storage.base import Location
+from ..storage.base import Location, path_in
 from ..storage.local import LocalDirectory
 from ..storage.location import locate
-from .base import MAX_RECORDS, Opening, ShardInfo
+from .base import MAX_RECORDS, Column, Opening, ShardInfo
 from .sample import MAX_DEPTH, Schema, check_schema
 
 MANIFEST = "manifest.json"
@@ -62,8 +62,6 @@ _VERSION = re.compile(
 _PLAN_HEADER = 64 << 20  # bytes of a plan that are read to see what it plans
 _LINES = 1_000  # shard lines that are parsed at a time
 
-Columns = np.ndarray[Any, Any]
-
 
 @dataclass(frozen=True)
 class Manifest:
@@ -76,10 +74,10 @@ class Manifest:
     options: dict[str, Any]  # how it was packed
     library: str  # version of shardio that packed it
     blob_bytes: int  # payload: bytes of all blobs
-    shard_records: Columns  # (shards,) int64
-    shard_sizes: Columns  # (shards,) int64
-    shard_sha256: Columns  # (shards, 32) uint8
-    shard_index: Columns  # (shards,) uint64: checksums of their indexes
+    shard_records: Column  # (shards,) int64
+    shard_sizes: Column  # (shards,) int64
+    shard_sha256: Column  # (shards, 32) uint8
+    shard_index: Column  # (shards,) uint64: checksums of their indexes
     names: tuple[str, ...] | None = None  # of foreign shards; ours are named by their content
     version: int = VERSION  # of the format it was written in
     where: str = field(default=MANIFEST, compare=False)  # for messages
@@ -132,9 +130,8 @@ class Manifest:
         )
         if self.format in SUFFIXES and data is index:
             advice = "Restore it from a copy, or pack again"
-        shown = printable(f"{data.url.rstrip('/')}/{info.name}", 4096)
         what = f"the manifest names this shard, of {info.records:,} records, but it is not there"
-        return f"{shown}: {what}. {advice}"
+        return f"{path_in(data, info.name)}: {what}. {advice}"
 
     def dump(self) -> bytes:
         """Return the canonical bytes of manifest.json."""
@@ -216,21 +213,13 @@ def load_splits(storage: Location) -> list[str] | None:
         data = storage.read(SPLITS, MAX_SPLITS, seal=_DIGEST)
     except FileNotFoundError:
         return None
-    where = printable(f"{storage.url.rstrip('/')}/{SPLITS}", 4096)
+    where = path_in(storage, SPLITS)
     _check_seal(data, where)
     with contextlib.suppress(KeyError, TypeError, ValueError, RecursionError):
         splits = json.loads(data)["splits"]
-        if _are_names(splits):
+        if are_names(splits):
             return splits
     raise DamageError(f"{where}: not a list of splits")
-
-
-def _are_names(splits: Any) -> TypeGuard[list[str]]:
-    """Return whether this is a list of names that folders can have."""
-    return type(splits) is list and all(
-        type(name) is str and name not in ("", ".", "..") and not {"/", "\0"} & set(name)
-        for name in splits
-    )
 
 
 def dump_splits(
@@ -259,8 +248,7 @@ def datasets(root: str) -> dict[str, str]:
 
     Raises DamageError, VersionError.
     """
-    splits = load_splits(locate(root))
-    return {name: split_folder(root, name) for name in splits} if splits else {"": root}
+    return {name: split_folder(root, name) for name in datasets_in(locate(root))}
 
 
 def split_folder(root: str, name: str) -> str:
@@ -295,7 +283,7 @@ def planned_splits(root: str) -> list[str]:
         for name in sorted(os.listdir(root)):
             with contextlib.suppress(ShardioError, OSError, LookupError, TypeError, ValueError):
                 options = _options(os.path.join(root, name))
-                if options["split"] == from_file_name(name) and _are_names(options["splits"]):
+                if options["split"] == from_file_name(name) and are_names(options["splits"]):
                     return options["splits"]
     return []
 
@@ -543,10 +531,8 @@ def _check_plain(value: Any, depth: int) -> None:
 
 def _safe(name: Any) -> str:
     """Return the name of a foreign shard, if it is a path below its folder. Raises ValueError."""
-    if type(name) is not str or not name or "\0" in name or name.startswith("/"):
-        raise ValueError(f"{printable(repr(name))} is no name of a shard")
-    if any(part in ("", ".", "..") for part in name.split("/")):
-        raise ValueError(f"{printable(repr(name))} leads out of the folder")
+    if type(name) is not str or not all(map(is_name, name.split("/"))):
+        raise ValueError(f"{printable(repr(name))} is no path of a shard below the folder")
     return name
 
 

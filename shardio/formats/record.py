@@ -23,7 +23,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 import xxhash
@@ -31,7 +31,7 @@ import xxhash
 from .. import native
 from ..errors import DamageError, SampleError, VersionError, printable
 from ..storage.base import File
-from .base import MAX_RECORDS, Column, ShardInfo
+from .base import MAX_RECORDS, Column, Readable, ShardInfo
 from .index import SCALARS, key_hash, pack_columns, take_columns
 from .index import checksum as _checksum
 from .sample import (
@@ -86,19 +86,6 @@ def _seed(dataset_id: bytes, number: int) -> int:
     """
     assert len(dataset_id) == 16
     return int(_checksum(_U32.pack(number) + dataset_id)) & 0xFFFFFFFF00000000
-
-
-class Readable(Protocol):
-    """A file, or a part of one, that holds header, index and trailer."""
-
-    size: int  # bytes
-
-    @property
-    def name(self) -> str:
-        """Return its name, as messages print it."""
-
-    def read(self, start: int, length: int) -> bytes:
-        """Read `length` bytes from `start`."""
 
 
 class RecordEncoder:

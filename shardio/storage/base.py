@@ -10,6 +10,8 @@ import hashlib
 import re
 from typing import NamedTuple, Protocol
 
+from ..errors import printable
+
 # Finds the seal in the last SEAL_BYTES of a file: group 1 is the SHA-256, in hex, of all before it.
 Seal = re.Pattern[bytes] | None
 SEAL_BYTES = 128
@@ -78,6 +80,11 @@ class File(Protocol):
 
     def close(self) -> None:
         """Give the descriptor back; closing twice does no harm."""
+
+
+def path_in(location: Location, name: str) -> str:
+    """Return the path or URL of a file in a place, as messages print it."""
+    return printable(f"{location.url.rstrip('/')}/{name}", 4096)
 
 
 class Location:

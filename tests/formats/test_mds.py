@@ -854,10 +854,11 @@ def test_a_replaced_file_is_refused_before_it_is_inflated(tmp_path: Path) -> Non
     name = save_zipped(tmp_path, "gz", gzip.compress(data, mtime=0), row)
     file = MdsFile(locate(tmp_path), name)
     extra = file.extra()
+    size = file.size
     file.close()
     (tmp_path / name).write_bytes(gzip.compress(data + b"more", mtime=0))
     with pytest.raises(DamageError, match="when it was indexed"):
-        MdsFile(locate(tmp_path), name, extra)
+        MdsFile(locate(tmp_path), name, extra, size=size)
 
 
 def test_a_missing_zstandard_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

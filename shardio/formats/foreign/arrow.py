@@ -30,12 +30,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import DamageError, SourceError, printable
-from ...storage.base import Location
+from ...names import are_names
+from ...storage.base import Location, path_in
 from ..base import MAX_RECORDS
 from ..index import checksum
 from ..sample import pack, unpack
 from .arrow_columns import import_pyarrow, simplified
-from .base import parse_json
+from .base import check_next, parse_json
 from .row_groups import MAX_GROUP, GroupedFile, changed, explained
 
 STATE = "state.json"
@@ -232,14 +233,10 @@ class _Message(NamedTuple):
 
 def _at(data: bytes, table: int, field: int) -> int:
     """Return where a field of a table lies; 0: it is not there. Raises ValueError."""
-    try:
-        (back,) = struct.unpack_from("<i", data, table)
-        (size,) = struct.unpack_from("<H", data, table - back)
-        if 4 + 2 * field >= size:
-            return 0
-        (offset,) = struct.unpack_from("<H", data, table - back + 4 + 2 * field)
-    except struct.error:
-        raise ValueError("its metadata is no flatbuffer") from None
+    fields = table - _value(data, table, "<i")
+    if 4 + 2 * field >= _value(data, fields, "<H"):
+        return 0
+    offset = _value(data, fields + 4 + 2 * field, "<H")
     return table + offset if offset else 0
 
 
@@ -301,23 +298,16 @@ def splits_in(storage: Location) -> list[str]:
     """Return the names of the splits of a DatasetDict, which are folders; [] where none is."""
     found = _described(storage, SPLITS)
     names = found.get("splits", [])
-    if not isinstance(names, list) or not all(map(_is_folder, names)):
-        raise DamageError(f"{_shown(storage, SPLITS)}: expected names of folders as `splits`")
+    if not are_names(names):
+        raise DamageError(f"{path_in(storage, SPLITS)}: expected names of folders as `splits`")
     return names
 
 
-def _is_folder(name: Any) -> bool:
-    return isinstance(name, str) and name not in ("", ".", "..") and "/" not in name
-
-
 def _check_listed(storage: Location, name: str, shown: str) -> None:
-    """Raise SourceError for a file that is none of its dataset, or a dataset that lacks one.
-
-    Each file looks whether the one after it in the list is there: so any that is missing is missed.
-    """
+    """Raise SourceError for a file that is none of its dataset, or a dataset that lacks one."""
     folder, slash, own = name.rpartition("/")
     state = f"{folder}{slash}{STATE}"
-    where, found = _shown(storage, state), _described(storage, state)
+    where, found = path_in(storage, state), _described(storage, state)
     if found.get("_indices_data_files") or found.get("_indices_files"):
         raise SourceError(
             f"{where}: the dataset is a selection of the rows in its files, or another order of "
@@ -341,11 +331,7 @@ def _check_listed(storage: Location, name: str, shown: str) -> None:
             "Else remove the repeated entries"
         )
     if names:
-        after = str(names[(names.index(own) + 1) % len(names)])
-        if "/" in after or not storage.exists(f"{folder}{slash}{after}"):
-            raise SourceError(
-                f"{where}: it lists {printable(after)}, which is not there. Copy it, too"
-            )
+        check_next(storage, names, name, where)
 
 
 def _described(storage: Location, name: str) -> dict[str, Any]:
@@ -355,11 +341,7 @@ def _described(storage: Location, name: str) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise DamageError(f"{_shown(storage, name)}: not JSON: {error}") from None
+        raise DamageError(f"{path_in(storage, name)}: not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise DamageError(f"{_shown(storage, name)}: expected an object")
+        raise DamageError(f"{path_in(storage, name)}: expected an object")
     return found
-
-
-def _shown(storage: Location, name: str) -> str:
-    return printable(f"{storage.url.rstrip('/')}/{name}", 4096)

@@ -29,9 +29,16 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ...errors import DamageError, ShardioError, StorageError, VersionError, printable
+from ...errors import (
+    DamageError,
+    ShardioError,
+    SourceError,
+    StorageError,
+    VersionError,
+    printable,
+)
 from ...names import KEY, key_bytes
-from ...storage.base import File, Location
+from ...storage.base import File, Location, path_in
 from ..base import MAX_RECORDS, Column, Opening, ShardInfo
 from ..index import SCALARS, checksum, key_hash, pack_columns, take_columns
 from ..sample import MAX_KEY, Sample, pack, unpack, with_text_keys
@@ -59,31 +66,18 @@ Walked = tuple[int, int, bytes, Values]  # offset, length, bytes and values of a
 class WrappedFile:
     """A file of storage, and what is known of it besides: a base class."""
 
-    descriptor = -1
-
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: File | Sweep) -> None:
         self._file = file
-        self.name, self.size = file.name, file.size
+        self.name: str = file.name
+        self.size: int = file.size
 
     def sha256(self) -> bytes:
         """Return the SHA-256 of the file, 32 bytes."""
         return self._file.sha256()
 
-    def view(self, start: int, length: int) -> bytes | memoryview:
-        """Read without a copy where the bytes are in memory already. Raises as `read`."""
-        return self._file.view(start, length)
-
-    def read_again(self, start: int, length: int) -> bytes:
-        """Read bytes that were damaged when they came. Raises as `read`."""
-        return self._file.read_again(start, length)
-
     def will_need(self, start: int, length: int, *, keep: bool = False) -> None:
         """Announce a range that will be read soon."""
         self._file.will_need(start, length, keep=keep)
-
-    def keep_end(self, length: int) -> bool:
-        """Read the last bytes at once where each read is a round trip."""
-        return self._file.keep_end(length)
 
     def scattered(self) -> None:
         """Say that reads will be in no order."""
@@ -100,6 +94,7 @@ class ForeignFile(WrappedFile):
     Each format is a subclass. Threads share a file once it is open.
 
     extra: what the method `extra` gave when the file was indexed; empty until then.
+    size: bytes that it must have; -1: it was not indexed yet.
     sweep: the file is read from front to back, or nearly so, and hashed meanwhile.
     Raises FileNotFoundError, StorageError, DamageError; SourceError if it is not read in place.
     """
@@ -109,12 +104,20 @@ class ForeignFile(WrappedFile):
     memory = 0  # bytes that the file takes while it is open, where those are many
 
     def __init__(
-        self, storage: Location, name: str, extra: bytes = b"", *, sweep: bool = False
+        self,
+        storage: Location,
+        name: str,
+        extra: bytes = b"",
+        *,
+        size: int = -1,
+        sweep: bool = False,
     ) -> None:
         file = storage.sweep(name) if sweep else storage.open(name)
         super().__init__(Sweep(file, hashed=storage.remote) if sweep else file)
         self.read: Callable[[int, int], bytes] = self._file.read
         try:
+            if size not in (-1, file.size):
+                raise other_size(path_in(storage, name), file.size, size)
             self._open(storage, name, extra)
         except BaseException:
             file.close()
@@ -183,6 +186,25 @@ class ForeignFile(WrappedFile):
         )
 
 
+def other_size(shown: str, found: int, expected: int, what: str = "it") -> DamageError:
+    """Return the error for a file whose size is not that which was indexed."""
+    return DamageError(
+        f"{shown}: it has {found:,} bytes, but had {expected:,} when it was indexed. Restore it, "
+        f"or index {what} anew"
+    )
+
+
+def check_next(storage: Location, names: Sequence[str], name: str, where: str) -> None:
+    """Raise SourceError where the file behind this one in its dataset's list is not there.
+
+    Each file looks for the next one: so any that is missing is missed. where: the list's path.
+    """
+    folder, slash, own = name.rpartition("/")
+    after = str(names[(names.index(own) + 1) % len(names)])
+    if "/" in after or not storage.exists(f"{folder}{slash}{after}"):
+        raise SourceError(f"{where}: it lists {printable(after)}, which is not there. Copy it, too")
+
+
 class Sweep(WrappedFile):
     """A file that is hashed by the reads that come anyway, so that its bytes are read once.
 
@@ -196,10 +218,6 @@ class Sweep(WrappedFile):
         self._hashed = 0  # bytes from the beginning that were
         self._block, self._base = b"", 0  # what was read last, and from where
         self._end, self._length = 0, 0  # of the last read that was no slice
-
-    def view(self, start: int, length: int) -> bytes:
-        """Read as `read` does."""
-        return self.read(start, length)
 
     def read(self, start: int, length: int) -> bytes:
         """Read `length` bytes from `start`. Raises DamageError."""
@@ -298,7 +316,7 @@ def sidecar_checksum(data: bytes) -> int | None:
 def load(storage: Location, info: ShardInfo, dataset_id: bytes) -> Sidecar:
     """Read and check the index of a shard. Raises DamageError, StorageError, VersionError."""
     name = sidecar_name(info.number, info.index_checksum)
-    where = printable(f"{storage.url.rstrip('/')}/{name}", 4096)
+    where = path_in(storage, name)
     advice = "`shardio index` makes it anew"
     try:
         data = storage.read(name, MAX_SIDECAR)
@@ -513,7 +531,7 @@ class ForeignShard:
     def __init__(self, kind: type[ForeignFile], opening: Opening, info: ShardInfo) -> None:
         self._index = load(opening.index, info, opening.dataset_id)
         try:
-            self._file = kind(opening.storage, info.name, self._index.extra)
+            self._file = kind(opening.storage, info.name, self._index.extra, size=info.size)
         except ShardioError:
             raise
         except (ValueError, TypeError, LookupError, struct.error) as error:
@@ -522,14 +540,7 @@ class ForeignShard:
                 "`shardio index` makes it anew"
             ) from None
         self._info, self._remote = info, opening.storage.remote
-        self.name = printable(f"{opening.storage.url.rstrip('/')}/{info.name}", 4096)
-        if self._file.size != info.size:
-            size = self._file.size
-            self._file.close()
-            raise DamageError(
-                f"{self.name}: it has {size:,} bytes, but had {info.size:,} when it was indexed. "
-                "Restore it, or index it anew"
-            )
+        self.name = path_in(opening.storage, info.name)
         sources = opening.options.get("fields", {})  # the format's names that differ there
         self._fields = [
             Field(name, sources.get(name, name), CONVERT[kind])
@@ -589,8 +600,8 @@ class ForeignShard:
                     raise self._differs(record, data)
                 try:
                     found = sample(values(data, record), name, record)
-                except (ValueError, TypeError, StorageError):
-                    found = self._decoded(record, data)
+                except (ValueError, TypeError, StorageError) as error:
+                    raise self._undecodable(record, error) from None
                 yield found
                 record += 1
 
@@ -602,10 +613,7 @@ class ForeignShard:
         """Decode what `hold` gave for a record. Raises DamageError."""
         if checksum(held) != int(self._index.checksums[record]):
             raise self._differs(record, held)
-        try:
-            return self._sample(self._file.values(held, record), self._info.name, record)
-        except (ValueError, TypeError, StorageError):
-            return self._decoded(record, held)
+        return self._decoded(record, held)
 
     def key(self, record: int) -> bytes:
         """Return the key of a record. Raises DamageError."""
@@ -701,7 +709,10 @@ class ForeignShard:
         try:
             return self._sample(self._file.values(data, record), self._info.name, record)
         except (ValueError, TypeError, StorageError) as error:
-            raise DamageError(f"{self._where(record)}: {error}") from None
+            raise self._undecodable(record, error) from None
+
+    def _undecodable(self, record: int, error: Exception) -> DamageError:
+        return DamageError(f"{self._where(record)}: {error}")
 
     def _differs(self, record: int, data: bytes) -> DamageError:
         return DamageError(

@@ -27,11 +27,11 @@ import numpy as np
 from ...errors import DamageError, SourceError, StorageError, printable
 from ...images.filetype import image_type
 from ...names import KEY, file_name, key_text
-from ...storage.base import File, KnownFile, Location
+from ...storage.base import File, KnownFile, Location, path_in
 from ...units import show_count
 from ..base import Column, Opening, ShardInfo
 from ..sample import pack, unpack
-from .base import ForeignFile, ForeignShard, Values, Walked
+from .base import ForeignFile, ForeignShard, Values, Walked, other_size
 
 # By URL: files that are asked for and not read yet, at most; bytes that a reader in order asks for
 # ahead.
@@ -50,10 +50,16 @@ class ImageRun(ForeignFile):
     """A run of image files as one. What it holds is said when it is opened, also to index it."""
 
     def __init__(
-        self, storage: Location, name: str, extra: bytes = b"", *, sweep: bool = False
+        self,
+        storage: Location,
+        name: str,
+        extra: bytes = b"",
+        *,
+        size: int = -1,
+        sweep: bool = False,
     ) -> None:
         self._storage = storage
-        self.name = printable(f"{storage.url.rstrip('/')}/{name}", 4096)
+        self.name = path_in(storage, name)
         described = unpack(extra)
         self._keys: bytes = described["keys"]
         sizes, labels = (np.frombuffer(described[part], "<u4") for part in ("sizes", "labels"))
@@ -71,6 +77,8 @@ class ImageRun(ForeignFile):
             raise ValueError(f"{len(self._ends):,} keys of {len(sizes):,} files")
         if not sizes.all():
             raise ValueError("a record is an empty file")
+        if size not in (-1, self.size):
+            raise other_size(self.name, self.size, size)
         if len(sizes) and (outside := _OUTSIDE.search(self._keys)):
             raise ValueError(f"a path in it leads out of the folder, by {outside[0]!r}")
 
@@ -81,9 +89,7 @@ class ImageRun(ForeignFile):
 
     def path(self, record: int) -> str:
         """Return the path of a file, as messages name it."""
-        return printable(
-            f"{self._storage.url.rstrip('/')}/{file_name(key_text(self.key(record)))}", 4096
-        )
+        return path_in(self._storage, file_name(key_text(self.key(record))))
 
     def open(self, record: int) -> File:
         """Open a file, of the size that it had. Raises DamageError, StorageError."""
@@ -102,15 +108,8 @@ class ImageRun(ForeignFile):
         if file.size != size:
             found = file.size
             file.close()
-            raise DamageError(
-                f"{self.path(record)}: it has {found:,} bytes, but had {size:,} when it was "
-                "indexed. Restore it, or index the folder anew"
-            )
+            raise other_size(self.path(record), found, size, "the folder")
         return file
-
-    def view(self, start: int, length: int) -> bytes:
-        """Read as `read` does."""
-        return self.read(start, length)
 
     def _missing(self, record: int) -> DamageError:
         size = int(self.starts[record + 1] - self.starts[record])

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ...errors import DamageError, ExistsError, OptionError, StorageError, printable
 from ...images.filetype import ALL_ENDINGS
-from ...names import KEY
+from ...names import KEY, is_name, key_text
 from ..sample import Sample
 from ..tree import Tree, class_bytes, class_folders, is_raw, key_parts, raw_ending
 from .writer import Plan, Target, image_and_label, image_extension, misfit
@@ -40,7 +40,7 @@ class ImageFolder(Target):
                 )
             self._classes = [class_bytes(name) for name in plan.manifest.classes]
             known = zip(plan.manifest.classes, self._classes, strict=True)
-            if odd := [name for name, stored in known if not _is_name(stored)]:
+            if odd := [name for name, stored in known if not is_name(key_text(stored))]:
                 raise OptionError(
                     f"{where}: the class {printable(odd[0])!r} cannot be the name of one "
                     "folder. Leave the label out, and the paths are the keys: --fields "
@@ -130,7 +130,3 @@ class ImageFolder(Target):
             f"the path {printable(key)} is that of two records, or of one and the folder of "
             "another; `--keys number` names the files by the numbers of their records"
         )
-
-
-def _is_name(name: bytes) -> bool:
-    return name not in (b"", b".", b"..") and b"/" not in name and b"\0" not in name

@@ -46,12 +46,12 @@ from typing import Any
 import numpy as np
 
 from ...errors import DamageError, SourceError, printable
-from ...storage.base import Location
+from ...storage.base import Location, path_in
 from ..base import MAX_RECORDS
 from ..sample import MAX_DIMENSIONS, pack, unpack
-from .base import Values, parse_json
+from .base import Values, check_next, parse_json
 from .inflate import InflatedFile, check_zstd, most_inflated, unzstd, unzstd_one
-from .mds import list_of, pil_pixels
+from .mds import list_of, pil_pixels, shown
 
 INDEX = "index.json"
 _MAX_INDEX = 1 << 28  # bytes of an index.json
@@ -196,12 +196,11 @@ def _offsets(data: bytes, start: int) -> list[int]:
 def _listed(storage: Location, name: str) -> tuple[str, dict[str, Any], Config]:
     """Return where a chunk is listed, for messages, its entry there, and what all chunks share.
 
-    Each chunk looks whether the one after it in the list is there: so any that is missing is
-    missed. Raises SourceError, DamageError.
+    Raises SourceError, DamageError.
     """
     folder, slash, own = name.rpartition("/")
     index = f"{folder}{slash}{INDEX}"
-    where = printable(f"{storage.url.rstrip('/')}/{index}", 4096)
+    where = path_in(storage, index)
     try:
         chunks, config = _parse(storage.read(index, _MAX_INDEX))
     except FileNotFoundError:
@@ -210,20 +209,15 @@ def _listed(storage: Location, name: str) -> tuple[str, dict[str, Any], Config]:
         ) from None
     except (ValueError, RecursionError) as error:
         raise DamageError(f"{where}: not a list of chunks: {error}. Copy it anew") from None
-    names = list(chunks)
     if own not in chunks:
         raise SourceError(
             f"{where}: it does not list {printable(own)}, such as a copy that litdata inflated. "
             "Move that away, or choose the others: --files 'chunk-*.zstd*.bin'"
         )
-    after = names[(names.index(own) + 1) % len(names)]
-    if not storage.exists(f"{folder}{slash}{after}"):
-        raise SourceError(f"{where}: it lists {printable(after)}, which is not there. Copy it, too")
+    check_next(storage, list(chunks), name, where)
     loader = config.get("item_loader")
     if loader not in (None, "PyTreeLoader") or config.get("encryption") is not None:
-        what = (
-            "is encrypted" if config.get("encryption") is not None else f"is for {_shown(loader)}"
-        )
+        what = "is encrypted" if config.get("encryption") is not None else f"is for {shown(loader)}"
         raise SourceError(
             f"{where}: the dataset {what}, which is not read here. "
             + _WAY_OUT.format(instead="the default item loader, and no encryption")
@@ -242,7 +236,7 @@ def _parse(text: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
         raise ValueError("expected an object with `chunks` and `config`")
     for option in ("compression", "compression_level"):
         if not isinstance(config.get(option), str | None):
-            raise ValueError(f"{option} is {_shown(config[option])}")
+            raise ValueError(f"{option} is {shown(config[option])}")
     found: dict[str, dict[str, Any]] = {}
     for number, chunk in enumerate(chunks):
         name = chunk.get("filename") if isinstance(chunk, dict) else None
@@ -250,13 +244,9 @@ def _parse(text: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
             raise ValueError(f"chunk {number} has no name of its own")
         for count in ("chunk_size", "chunk_bytes"):
             if type(chunk.get(count)) is not int or not 0 <= chunk[count] <= _MAX_CHUNK:
-                raise ValueError(f"chunk {number}: {count} is {_shown(chunk.get(count))}")
+                raise ValueError(f"chunk {number}: {count} is {shown(chunk.get(count))}")
         found[name] = chunk
     return found, config
-
-
-def _shown(value: Any) -> str:
-    return printable(repr(value))
 
 
 # --- leaves ---------------------------------------------------------------------------------------
@@ -272,7 +262,7 @@ class _Spec:
         try:
             formats = config["data_format"]
             if not isinstance(formats, list) or not all(isinstance(one, str) for one in formats):
-                raise ValueError(f"data_format is {_shown(formats)}")
+                raise ValueError(f"data_format is {shown(formats)}")
             if not 0 < len(formats) <= _MAX_LEAVES:
                 raise ValueError(f"{len(formats):,} leaves; expected 1 to {_MAX_LEAVES:,}")
             tree, leaves = _tree(config["data_spec"], where)
@@ -322,7 +312,7 @@ def _tree(text: Any, where: str) -> tuple[Any, list[str]]:
     """
     version, spec = json.loads(text)
     if version != 1:
-        raise ValueError(f"data_spec of version {_shown(version)}, expected 1")
+        raise ValueError(f"data_spec of version {shown(version)}, expected 1")
     names: list[str] = []
 
     def build(spec: Any, path: tuple[str, ...]) -> Any:
@@ -341,7 +331,7 @@ def _tree(text: Any, where: str) -> tuple[Any, list[str]]:
             pairs = zip(keys, parts, strict=True)
             return {key: build(part, (*path, key)) for key, part in pairs}
         raise SourceError(
-            f"{where}: {printable('.'.join(path)) or 'a sample'} is a {_shown(kind)}, which is not "
+            f"{where}: {printable('.'.join(path)) or 'a sample'} is a {shown(kind)}, which is not "
             "read here. " + _WAY_OUT.format(instead="a dict, list or tuple")
         )
 
@@ -374,7 +364,7 @@ def _decoder(name: str, format: str, where: str) -> Decode:
     if kind in ("pickle", "graph"):
         why = "which is pickled: to read it is to run code of whoever wrote it"
     raise SourceError(
-        f"{where}: the leaf {printable(name)!r} was written by the serializer {_shown(format)}, "
+        f"{where}: the leaf {printable(name)!r} was written by the serializer {shown(format)}, "
         f"{why}. " + _WAY_OUT.format(instead="numbers, text, bytes, images or arrays in its place")
     )
 

@@ -76,11 +76,8 @@ class LmdbFile(ForeignFile):
     def _open(self, storage: Location, name: str, extra: bytes) -> None:
         self.take("bytes", b"", b"")
         if extra:
-            try:
-                found = unpack(extra)
-                self.take(found["kind"], found["keys"], found["sizes"])
-            except (ValueError, TypeError, KeyError) as error:
-                raise DamageError(f"{self.name}: its index holds no keys: {error}") from None
+            found = unpack(extra)
+            self.take(found["kind"], found["keys"], found["sizes"])
 
     def take(self, kind: str, keys: bytes, sizes: bytes) -> None:
         """Take the kind of the values ("bytes", "datum" or "image"), and the keys of the records.

@@ -50,7 +50,7 @@ import numpy as np
 
 from ...errors import DamageError, DependencyError, SourceError, printable
 from ...names import KEY
-from ...storage.base import File, Location
+from ...storage.base import Location, path_in
 from ..sample import MAX_DIMENSIONS
 from .base import Values, parse_json
 from .inflate import InflatedFile, most_inflated, unzstd
@@ -73,27 +73,17 @@ class MdsFile(InflatedFile):
 
     def _open(self, storage: Location, name: str, extra: bytes) -> None:
         if extra:
-            self._open_known(name, extra)
+            self._inflate(name, _EXTRA.unpack_from(extra)[1])
+            self.description = extra[_EXTRA.size :]
+            self._decode = _decoder(_columns(self.description, self.name))
         else:
             self._open_new(storage, name)
-
-    def _open_known(self, name: str, extra: bytes) -> None:
-        """Open a shard that was indexed."""
-        size, end = _EXTRA.unpack_from(extra)
-        if self.size != size:
-            raise DamageError(
-                f"{self.name}: it has {self.size:,} bytes, but had {size:,} when it was indexed. "
-                "Restore it, or index it anew"
-            )
-        self._inflate(name, end)
-        self.description = extra[_EXTRA.size :]
-        self._decode = _decoder(_columns(self.description, self.name))
 
     def _open_new(self, storage: Location, name: str) -> None:
         """Open a shard that is to be indexed: all that index.json says of it is compared."""
         where, listed = _listed(storage, name)
         if listed.get("format") != "mds":
-            raise SourceError(f"{where}: {printable(name)}: format {_shown(listed.get('format'))}")
+            raise SourceError(f"{where}: {printable(name)}: format {shown(listed.get('format'))}")
         raw, zipped = _part(listed, "raw_data", where), None
         if _packing(name) is not None:
             zipped = _part(listed, "zip_data", where)
@@ -119,14 +109,14 @@ class MdsFile(InflatedFile):
         ):
             if found != said:
                 raise DamageError(
-                    f"{self.name}: its {what}: {_shown(found)}, but {where} says {_shown(said)}. "
+                    f"{self.name}: its {what}: {shown(found)}, but {where} says {shown(said)}. "
                     "The shard is damaged, or belongs to another data set"
                 )
         self._decode = _decoder(columns)
 
     def _inflate(self, name: str, size: int) -> None:
         """Inflate a compressed shard to `size` bytes, to which ranges refer from then on."""
-        inflated = _inflate(self._file, name, size)
+        inflated = _inflate(self, name, size)
         self.end = self.size if inflated is None else len(inflated)  # of what ranges refer to
         if inflated is not None:
             self.read_from(inflated)
@@ -194,7 +184,7 @@ def _listed(storage: Location, name: str) -> tuple[str, dict[str, Any]]:
     tail = rest
     while True:
         index = f"{folder}/{INDEX}" if folder else INDEX
-        where = printable(f"{storage.url.rstrip('/')}/{index}", 4096)
+        where = path_in(storage, index)
         try:
             shards, numbers = _parse(storage.read(index, _MAX_INDEX))
         except FileNotFoundError:
@@ -234,7 +224,7 @@ def _parse(text: bytes) -> tuple[_Shards, dict[str, int]]:
     if not isinstance(described, dict) or not isinstance(described.get("shards"), list):
         raise ValueError("expected an object with `shards`")
     if described.get("version") != 2:
-        raise ValueError(f"version {_shown(described.get('version'))}, expected 2")
+        raise ValueError(f"version {shown(described.get('version'))}, expected 2")
     shards: _Shards = []
     numbers: dict[str, int] = {}
     for number, shard in enumerate(described["shards"]):
@@ -247,7 +237,7 @@ def _parse(text: bytes) -> tuple[_Shards, dict[str, int]]:
                 if not isinstance(name, str) or {"", ".", ".."} & set(name.split("/")):
                     raise ValueError(f"shard {number}: {part} has no name of a file")
                 if name in numbers:
-                    raise ValueError(f"{_shown(name)} is listed twice")
+                    raise ValueError(f"{shown(name)} is listed twice")
                 numbers[name] = number
                 names.append(name)
         shards.append((tuple(names), shard))
@@ -261,13 +251,13 @@ def _part(listed: dict[str, Any], part: str, where: str) -> int:
     size = (listed.get(part) or {}).get("bytes")
     if type(size) is not int or not 0 <= size <= _MAX_SHARD:
         raise DamageError(
-            f"{where}: {part} of {printable(str(listed.get('raw_data')))}: {_shown(size)} bytes; "
+            f"{where}: {part} of {printable(str(listed.get('raw_data')))}: {shown(size)} bytes; "
             f"expected a number up to {_MAX_SHARD:,}"
         )
     return size
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     return printable(repr(value))
 
 
@@ -288,7 +278,7 @@ def _packing(name: str) -> str | None:
     return ending if ending in _UNPACK else None
 
 
-def _inflate(file: File, name: str, size: int) -> bytes | None:
+def _inflate(file: MdsFile, name: str, size: int) -> bytes | None:
     """Return the inflated bytes of a compressed shard, which are `size`; None if it is plain.
 
     Raises SourceError, DependencyError when it must be inflated before, DamageError.
@@ -367,7 +357,7 @@ def _columns(description: bytes, where: str) -> Columns:
         if not isinstance(described, dict):
             raise ValueError("expected an object")
         if (said := (described.get("version"), described.get("format"))) != (2, "mds"):
-            raise ValueError(f"version and format {_shown(said)}, expected 2 and 'mds'")
+            raise ValueError(f"version and format {shown(said)}, expected 2 and 'mds'")
         lists = [described.get(f"column_{what}") for what in ("names", "encodings", "sizes")]
         names, encodings, sizes = (
             list(given) if isinstance(given, list) else [] for given in lists
@@ -383,8 +373,7 @@ def _columns(description: bytes, where: str) -> Columns:
             known, convert = _encoding(name, encoding, where)
             if size != known or isinstance(size, bool):
                 raise ValueError(
-                    f"column {_shown(name)}, {_shown(encoding)}: size {_shown(size)}, "
-                    f"expected {known}"
+                    f"column {shown(name)}, {shown(encoding)}: size {shown(size)}, expected {known}"
                 )
             converts.append(_key(name, encoding, convert, where) if name == KEY else convert)
     except (ValueError, RecursionError) as error:
@@ -417,7 +406,7 @@ def _decoder(columns: Columns) -> Callable[[bytes], Values]:
                 values[name] = convert(data[start:stop])
                 start = stop
         except ValueError as error:
-            raise ValueError(f"column {_shown(name)}: {error}") from None
+            raise ValueError(f"column {shown(name)}: {error}") from None
         return values
 
     return decode
@@ -429,7 +418,7 @@ def _key(name: str, encoding: str, convert: Convert, where: str) -> Convert:
     if encoding == "str" or encoding == "str_int" or encoding.lstrip("u").startswith("int"):
         return lambda data: str(convert(data)).encode()
     raise SourceError(
-        f"{where}: column {_shown(name)} would be the key, but is {_shown(encoding)}; expected "
+        f"{where}: column {shown(name)} would be the key, but is {shown(encoding)}; expected "
         "str, bytes or int. Write the data set anew with another name for it"
     )
 
@@ -446,13 +435,13 @@ def _encoding(name: str, encoding: str, where: str) -> tuple[int | None, Convert
         return _ndarray(rest if colon else "")
     if kind == "pkl":
         raise SourceError(
-            f"{where}: column {_shown(name)} is pickled ('pkl'): to read it is to run code of "
+            f"{where}: column {shown(name)} is pickled ('pkl'): to read it is to run code of "
             "whoever wrote it. Read the data set with mosaicml-streaming, if you trust it, and "
             "write it anew with this column as json, ndarray or bytes"
         )
     known = ", ".join((*_NUMBERS, *_ENCODINGS, "ndarray"))
     raise SourceError(
-        f"{where}: column {_shown(name)} has the encoding {_shown(encoding)}, which is not read "
+        f"{where}: column {shown(name)} has the encoding {shown(encoding)}, which is not read "
         f"here. Write the data set anew with another; known: {known}"
     )
 
@@ -480,7 +469,7 @@ def _decimal(data: bytes) -> str:
     try:
         Decimal(text)
     except InvalidOperation:
-        raise ValueError(f"{_shown(text)} is no decimal number") from None
+        raise ValueError(f"{shown(text)} is no decimal number") from None
     return text
 
 
@@ -542,7 +531,7 @@ def _shaped(data: bytes, at: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 
 def _bytes_of(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
     if any(number < 1 for number in shape) or len(shape) > MAX_DIMENSIONS:
-        raise ValueError(f"a shape of {_shown(tuple(shape))}; expected numbers above 0")
+        raise ValueError(f"a shape of {shown(tuple(shape))}; expected numbers above 0")
     return math.prod(shape) * dtype.itemsize
 
 
@@ -564,7 +553,7 @@ def pil_pixels(data: bytes) -> np.ndarray[Any, Any]:
     start = 12 + length
     mode = data[12:start].decode("utf-8") if length <= 16 else ""
     if mode not in _PIXELS or start > len(data):
-        raise ValueError(f"an image of mode {_shown(data[12 : min(start, 28)])}, which is not read")
+        raise ValueError(f"an image of mode {shown(data[12 : min(start, 28)])}, which is not read")
     code, channels = _PIXELS[mode]
     dtype = np.dtype(code)
     row = (width + 7) // 8 if mode == "1" else width * channels  # numbers

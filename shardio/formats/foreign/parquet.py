@@ -33,8 +33,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import DamageError, SourceError, printable
-from ...storage.base import File, Location
-from ..base import MAX_RECORDS
+from ...storage.base import Location
+from ..base import MAX_RECORDS, Readable
 from ..index import checksum
 from ..sample import pack, unpack
 from .arrow_columns import import_pyarrow, simplified
@@ -201,7 +201,7 @@ class _Ranges(io.RawIOBase):
     a circle through there would keep the descriptor open for good.
     """
 
-    def __init__(self, file: File, metadata: Any, *, check: bool) -> None:
+    def __init__(self, file: Readable, metadata: Any, *, check: bool) -> None:
         self._file, self._metadata, self._check = file, metadata, check
         self._at = self._group = 0
         self._ranges: dict[int, tuple[int, int]] = {}

@@ -28,7 +28,7 @@ import numpy as np
 
 from ...errors import DamageError, SourceError, printable
 from ...names import KEY, key_bytes
-from ...storage.base import Location
+from ...storage.base import Location, path_in
 from ..base import Column
 from ..sample import MAX_KEY, pack, unpack
 from .base import ForeignFile, Values
@@ -80,7 +80,7 @@ class RecordIOFile(ForeignFile):
         if not self._storage.exists(index):
             yield from _records(self)
             return
-        where = printable(f"{self._storage.url.rstrip('/')}/{index}", 4096)
+        where = path_in(self._storage, index)
         offsets, self._keys = _read_index(self._storage.read(index, _MAX_INDEX), where)
         advice = (
             "One of the two was cut short, or belongs to another file; without the .idx, records "

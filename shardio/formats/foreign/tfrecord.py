@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import DamageError, DependencyError, SourceError
-from ...storage.base import File
+from ..base import Readable
 from ..sample import MAX_FIELDS
 from .base import ForeignFile, Values
 from .protobuf import read_varint
@@ -320,7 +320,7 @@ def checksums() -> tuple[Callable[[bytes], int], Callable[[int, bytes], int]]:
 
 
 def _checked_in_pieces(
-    file: File, at: int, length: int, extend: Callable[[int, bytes], int]
+    file: Readable, at: int, length: int, extend: Callable[[int, bytes], int]
 ) -> tuple[int, int]:
     """Return the CRC-32C of a large range of a file, and the masked one that follows it."""
     crc, end = 0, at + length
@@ -339,7 +339,7 @@ def masked(crc: int) -> int:
 # --- what can be wrong ----------------------------------------------------------------------------
 
 
-def _wrong(file: File, at: int, what: str, found: int, expected: int) -> DamageError:
+def _wrong(file: Readable, at: int, what: str, found: int, expected: int) -> DamageError:
     advice = "The file differs from what was written; restore it"
     if at == 0 and what == "length":
         advice = "It is no TFRecord file, or was damaged"
@@ -349,7 +349,7 @@ def _wrong(file: File, at: int, what: str, found: int, expected: int) -> DamageE
     )
 
 
-def _compressed(file: File, start: bytes) -> str | None:
+def _compressed(file: Readable, start: bytes) -> str | None:
     """Say how to read a file that is compressed as a whole; None if it is not.
 
     Asked only when the file does not begin with a record.

@@ -26,7 +26,8 @@ import numpy as np
 
 from ...errors import DamageError, SourceError, printable
 from ...names import KEY
-from ...storage.base import File, Location
+from ...storage.base import Location
+from ..base import Readable
 from ..sample import MAX_DIMENSIONS, MAX_FIELDS
 from .base import ForeignFile, Values, Walked, parse_json
 from .tar import BLOCK, FILE, PAX, Alike, Blocks, Unusable, is_sealed, sparse, walk_files
@@ -145,7 +146,7 @@ def field_of(extension: bytes) -> tuple[str, Callable[[bytes], Any] | None]:
     return field, _DECODE.get(field.rpartition(".")[2])
 
 
-def _samples(file: File) -> Iterator[_Sample]:
+def _samples(file: Readable) -> Iterator[_Sample]:
     """Yield all samples. Raises ValueError, Unusable, and what reading raises."""
     blocks = Blocks(file)
     began: dict[bytes, int] = {}  # byte of each sample, by key
@@ -186,7 +187,7 @@ def _samples(file: File) -> Iterator[_Sample]:
         yield first, last - first, None, members
 
 
-def _refuse_compressed(file: File) -> None:
+def _refuse_compressed(file: Readable) -> None:
     if file.size < BLOCK:
         raise DamageError(f"{file.name}: {file.size} bytes are too few for a tar file")
     start = file.read(0, BLOCK)
