@@ -44,6 +44,7 @@ from .cache_layout import (
     unpack,
     unpack_slot,
 )
+from .local import write_at
 
 SHARED, EXCLUSIVE, FREE = fcntl.F_RDLCK, fcntl.F_WRLCK, fcntl.F_UNLCK
 
@@ -314,9 +315,7 @@ class CachedFile:
                     raise self._full("it was claimed before a fork, or the file is closed")
                 if self.is_removed():
                     raise self._full("the file was removed")
-                view, done = memoryview(data), 0
-                while done < claim.length:
-                    done += os.pwrite(writer, view[done:], claim.start + done)
+                write_at(writer, data, claim.start)
                 self._write_slot(number, slot)
         except OSError as error:
             full = self._full(error.strerror or str(error))

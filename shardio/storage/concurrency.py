@@ -34,12 +34,13 @@ class Limit:
     """Say how many requests of one kind may run at once.
 
     consumers  processes of this machine that share its requests, this one included
-    first      requests of a machine that run at first
+    first      requests of a machine that run at first; then, as an attribute, of this process
+    most       of this process at most
     """
 
     def __init__(self, consumers: int, first: int = FIRST) -> None:
         self._first_of_all = first
-        self._least = self._first = self._most = 0
+        self._least = self.first = self.most = 0
         self._value = 0.0
         self.share(consumers)
         self._starting = True  # it grows by one request an answer
@@ -47,7 +48,7 @@ class Limit:
         self._decreased = -math.inf
         # What answers take, in seconds a byte, of which an answer has some more than it has.
         self._round: list[float] = []
-        self._round_ends = max(LEAST, self._first)
+        self._round_ends = max(LEAST, self.first)
         self._alone = math.inf  # where they do not wait for each other
         self._crowded: list[tuple[float, float]] = []  # rounds: the limit, and what answers took
 
@@ -56,22 +57,12 @@ class Limit:
         """Return the number of requests."""
         return max(1, int(self._value))
 
-    @property
-    def first(self) -> int:
-        """Return how many run at first."""
-        return self._first
-
-    @property
-    def most(self) -> int:
-        """Return how many may run at most."""
-        return self._most
-
     def share(self, consumers: int) -> None:
         """Take this process's part of the machine's requests. What was learned holds."""
-        before = self._first
-        self._least, self._first, self._most = parts(consumers, self._first_of_all)
-        value = self._value * self._first / before if before else self._first
-        self._value = max(1.0, min(self._most, value))
+        before = self.first
+        self._least, self.first, self.most = parts(consumers, self._first_of_all)
+        value = self._value * self.first / before if before else self.first
+        self._value = max(1.0, min(self.most, value))
 
     def answer(self, took_s: float, size: int, *, full: bool) -> None:
         """Learn from an answer of `size` bytes. full: as many requests as allowed were running."""
@@ -84,11 +75,11 @@ class Limit:
         is_free = self._starting and found <= _FREE * self._alone
         if self._value < self._regain or is_free:
             self._grow(1)
-        elif self._value < self._first or found <= _CROWDED * self._alone:
+        elif self._value < self.first or found <= _CROWDED * self._alone:
             self._grow(_MORE)
 
     def _grow(self, by: float) -> None:
-        self._value = min(self._most, self._value + by)
+        self._value = min(self.most, self._value + by)
 
     def _end_round(self) -> None:
         usual = statistics.quantiles(self._round, n=4)[0]
@@ -108,7 +99,7 @@ class Limit:
             if usual > _SAME * then:
                 self._alone, self._value = usual, max(self._value, begun)
                 return
-        least = max(self._first, _HALF * begun)
+        least = max(self.first, _HALF * begun)
         self._value = min(self._value, max(least, _LESS * self._value))
 
     def _begin_anew(self) -> None:
@@ -132,7 +123,7 @@ class Limit:
 
     def resume(self) -> None:
         """Send half as many as before: the server, asked again, did not ask for fewer."""
-        self._value = min(self._most, max(self._value, self._regain))
+        self._value = min(self.most, max(self._value, self._regain))
 
 
 def parts(consumers: int, first: int = FIRST) -> tuple[int, int, int]:

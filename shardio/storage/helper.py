@@ -33,6 +33,7 @@ from .. import errors
 from ..errors import ShardioError, StorageError
 from . import credentials, descriptors
 from .client import Reply, Request, RequestError
+from .local import write_at
 from .transfers import Figures, Transfers, Waits, settle, start_thread
 
 INLINE = 64 << 10  # bytes of a reply that come in the message itself
@@ -469,9 +470,7 @@ def _in_memory(data: memoryview) -> int:
     """Return a descriptor of sealed memory that holds these bytes. Raises OSError."""
     fd = descriptors.anonymous_memory()
     try:
-        done = 0
-        while done < len(data):
-            done += os.write(fd, data[done:])
+        write_at(fd, data, 0)
         if hasattr(fcntl, "F_ADD_SEALS"):
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
             with contextlib.suppress(OSError):  # macOS's is an unlinked file

@@ -5,7 +5,7 @@ the GIL, and a file that shrinks is an error. An mmap is neither: its faults hol
 file truncated under it kills the process (SIGBUS).
 
 Writing is: a temporary name, `fsync`, `rename`, `fsync` of the directory. A reader sees a whole
-file or none. This module creates, locks, renames and deletes files; else only the cache does.
+file or none. This module creates, renames and deletes files; else only the cache does.
 """
 
 from __future__ import annotations
@@ -222,9 +222,7 @@ class Draft:
         """Write over the first bytes."""
         assert self._hash is None and len(data) <= self.size
         with _explained(self._shown, "write"):
-            done = 0
-            while done < len(data):
-                done += os.pwrite(self._descriptor, data[done:], done)
+            write_at(self._descriptor, data, 0)
 
     def digest(self) -> bytes:
         """Return the SHA-256 of what was written so far, 32 bytes."""
@@ -321,77 +319,19 @@ def remove(path: str) -> None:
         os.unlink(path)
 
 
-class RangeLock:
-    """A lock on bytes [start, stop) of a file, held by this process and gone with it.
-
-    POSIX record locks: the kernel drops them when the process dies, however it dies, so there is
-    no lock file whose age must be guessed. They also go when the process closes *any* descriptor of
-    the file, so the holder reads it through `read` only. `held` is None where the file system has
-    no locks.
-    """
-
-    __slots__ = ("_descriptor", "held")
-
-    def __init__(self, path: str, start: int = 0, stop: int | None = None) -> None:
-        """Take the lock, or raise BlockingIOError at once. `stop` None: without end.
-
-        Raises FileNotFoundError when there is no such file (any more), StorageError when it cannot
-        be opened for writing.
-        """
-        self.held: bool | None = True
-        try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise StorageError(
-                f"{printable(path, 4096)}: cannot be opened to lock it: {error.strerror}"
-            ) from None
-        try:
-            if stop is None or stop > start:
-                length = 0 if stop is None else stop - start
-                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
-            if os.fstat(self._descriptor).st_ino != os.stat(path).st_ino:
-                raise FileNotFoundError(path)  # replaced between open and lock
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                self.release()
-                raise BlockingIOError(error.errno, path) from None
-            if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS):
-                self.held = None
-                return
-            self.release()
-            raise
-
-    @property
-    def size(self) -> int:
-        """Return the bytes of the locked file."""
-        return os.fstat(self._descriptor).st_size
-
-    def read(self, start: int, length: int) -> bytes:
-        """Read so many bytes of the locked file; fewer where it ends."""
-        data = bytearray()
-        with _explained("the locked file", "read"):
-            while len(data) < length and (
-                part := os.pread(
-                    self._descriptor, min(length - len(data), _MOST), start + len(data)
-                )
-            ):
-                data += part
-        return bytes(data)
-
-    def release(self) -> None:
-        """Give the lock back; a second call does no harm."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+def write_at(descriptor: int, data: bytes | bytearray | memoryview, start: int) -> None:
+    """Write all of some bytes, from byte `start` of a file on. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(descriptor, view, start)
+        start, view = start + done, view[done:]
 
 
 class OnceFile:
     """A file that several processes need: one of them writes it, in place, and the others wait.
 
     Its first bytes say whether it is whole, and are written last. Who writes holds a lock on it, as
-    RangeLock's: whoever comes after one that died begins anew. Where the file system has no locks,
+    `lock.Lock`: whoever comes after one that died begins anew. Where the file system has no locks,
     each needs one of its own.
     """
 
@@ -437,10 +377,8 @@ class OnceFile:
     def write(self, data: bytes) -> None:
         """Append bytes. Raises StorageError."""
         with _explained(self._path, "write"):
-            view = memoryview(data)
-            while view:
-                done = os.pwrite(self._descriptor, view, self._at)
-                self._at, view = self._at + done, view[done:]
+            write_at(self._descriptor, data, self._at)
+        self._at += len(data)
 
     def finish(self) -> None:
         """Flush it to the device, and say that it is whole."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import functools
 import os
 import struct
@@ -39,41 +40,79 @@ _mine: set[tuple[int, int, int]] = set()  # device and inode of journals this pr
 _guard = threading.Lock()
 
 
-class Lock(local.RangeLock):
-    """A lock that this process takes once: record locks are blind to their own process.
+class Lock:
+    """A lock on bytes [start, stop) of a file, held by this process and gone with it.
 
-    A second one would succeed, and end both when it is closed.
+    POSIX record locks: the kernel drops them when the process dies, however it dies, so there is
+    no lock file whose age must be guessed. They are blind to their own process, which so takes a
+    lock once: a second one would succeed, and end both when it is closed. They also go when the
+    process closes *any* descriptor of the file, so the holder reads it by `read` only. `held` is
+    None where the file system has no locks.
     """
 
-    __slots__ = ("_name", "_noted")
+    __slots__ = ("_file", "_name", "held")
 
-    def __init__(self, path: str, start: int, stop: int | None) -> None:
-        self._noted, self._descriptor = False, -1
+    def __init__(self, path: str, start: int = 0, stop: int | None = None) -> None:
+        """Take the lock, or raise BlockingIOError at once. `stop` None: without end.
+
+        Raises FileNotFoundError when there is no such file (any more), StorageError when it cannot
+        be opened for writing.
+        """
+        self.held: bool | None = True
+        self._file = local.LocalFile(-1, 0, 0, path)  # closed
+        self._name: tuple[int, int, int] | None = None
         status = os.stat(path)
-        self._name = (status.st_dev, status.st_ino, os.getpid())
+        name = (status.st_dev, status.st_ino, os.getpid())
         with _guard:
-            if self._name in _mine:
+            if name in _mine:
                 raise BlockingIOError(errno.EAGAIN, path)
-            _mine.add(self._name)
-            self._noted = True
+            _mine.add(name)
+            self._name = name
         try:
-            super().__init__(path, start, stop)
-            if os.fstat(self._descriptor).st_ino != status.st_ino:
-                raise FileNotFoundError(path)  # replaced between the two
+            self._take(path, start, stop)
+            inodes = {os.fstat(self._file.descriptor).st_ino, os.stat(path).st_ino}
+            if inodes != {status.st_ino}:
+                raise FileNotFoundError(path)  # replaced meanwhile
         except BaseException:
             self.release()
             raise
 
+    def _take(self, path: str, start: int, stop: int | None) -> None:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageError(
+                f"{printable(path, 4096)}: cannot be opened to lock it: {error.strerror}"
+            ) from None
+        self._file = local.wrap(descriptor, printable(path, 4096))
+        if stop is not None and stop <= start:
+            return
+        try:
+            length = 0 if stop is None else stop - start
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise BlockingIOError(error.errno, path) from None
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS):
+                raise
+            self.held = None
+
     def head(self) -> bytes:
         """Read the head of the journal."""
-        return _head(self.size, self.read)
+        return _head(self._file.size, self.read)
+
+    def read(self, start: int, length: int) -> bytes:
+        """Read so many bytes of the locked file; fewer where it ends."""
+        return self._file.read(start, max(0, min(self._file.size - start, length)))
 
     def release(self) -> None:
         """Give the lock back; a second call does no harm."""
-        super().release()
-        if self._noted:
-            self._noted = False
+        self._file.close()
+        if self._name is not None:
             _mine.discard(self._name)
+            self._name = None
 
 
 def take(directory: str, start: int = 0, stop: int | None = None) -> Lock:

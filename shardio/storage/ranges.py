@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ..errors import StorageError
 from .client import Reply, Request
@@ -34,28 +34,6 @@ LEAST_IN_FLIGHT = 16 << 20  # of one process: two ranges
 _STALE = 2  # budgets of bytes that were read since a range was asked for: nobody will read it now
 _HANGS_S = 5.0  # more than a request may take, without any answer of the helper
 _LOOK_S = 1.0  # between two looks whether there was one
-
-
-class Sender(Protocol):
-    """Send requests, each as a Future of its Reply."""
-
-    heard: float  # when the last answer came, by time.monotonic
-
-    @property
-    def figures(self) -> Figures:
-        """Return what the requests came to until now."""
-
-    def submit(self, request: Request, *, urgent: bool = False) -> Future[Reply]:
-        """Send a request. urgent: before all that are not. It raises nothing: the Future does."""
-
-    def share(self, consumers: int) -> None:
-        """Take this process's part of the machine's requests."""
-
-    def restart(self) -> None:
-        """Begin anew, because nothing was heard for too long."""
-
-    def close(self, wait_s: float = ...) -> bool:
-        """Send nothing more. Returns False if requests are still under way."""
 
 
 class Released(Exception):
@@ -141,7 +119,7 @@ def _arrived(wanted: weakref.ref[Range], _: Future[Reply]) -> None:
 class Ranges:
     """All ranges that one process asked for."""
 
-    def __init__(self, sender: Sender, consumers: int) -> None:
+    def __init__(self, sender: Transfers | Helper, consumers: int) -> None:
         self.sender = sender
         self._lock = threading.Lock()
         self._waiting: deque[weakref.ref[Range]] = deque()  # announced, not sent yet
@@ -297,8 +275,8 @@ def ranges() -> Ranges:
     global _RANGES
     with _LOCK:
         if _RANGES is None:
-            sender: Sender = (Transfers if _holds_client() else Helper)(waits=_WAITS)
-            _RANGES = Ranges(sender, _CONSUMERS)
+            kind = Transfers if _holds_client() else Helper
+            _RANGES = Ranges(kind(waits=_WAITS), _CONSUMERS)
         return _RANGES
 
 

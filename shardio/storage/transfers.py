@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import heapq
 import math
+import operator
 import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -34,17 +35,15 @@ from ..errors import StorageError
 from ..units import show_count
 from . import concurrency, retry_after
 from .client import Reply, Request, RequestError, client, explain_failure
-from .concurrency import Limit
+from .concurrency import FIRST_SMALL, Limit
 from .retry_after import Asked
 from .stores import without_secrets
 
 Waits = Callable[[str], None] | None
 
 UNKNOWN_S = 10.0  # of attempts, while nothing was heard of that store: its address may be wrong
-_PAUSES = (
-    0.1,
-    5.0,
-)  # seconds before the first retry, and at most; each is drawn from half of it on
+# Seconds before the first retry, and at most; each is drawn from half of it on.
+_SHORTEST_S, _LONGEST_S = 0.1, 5.0
 LONGEST_PAUSE_S = 60.0  # that a server may ask for
 HEDGED = 0.02  # of the requests, at most, are second ones
 _HEDGE_AT = 0.95  # the share of transfers that a second request waits for
@@ -85,17 +84,16 @@ class Figures:
 
     def since(self, before: Figures) -> Figures:
         """Return what was added since these were taken. The limit is that of now."""
-        found = {
-            one.name: getattr(self, one.name) - getattr(before, one.name) for one in fields(self)
-        }
-        return Figures(**found | {"limit": self.limit})
+        return self._joined(operator.sub, before, self.limit)
 
     def plus(self, others: Figures) -> Figures:
         """Return the sum of both. The limit is that of the others."""
-        found = {
-            one.name: getattr(self, one.name) + getattr(others, one.name) for one in fields(self)
-        }
-        return Figures(**found | {"limit": others.limit})
+        return self._joined(operator.add, others, others.limit)
+
+    def _joined(self, how: Callable[[Any, Any], Any], other: Figures, limit: float) -> Figures:
+        names = [one.name for one in fields(self)]
+        found = {name: how(getattr(self, name), getattr(other, name)) for name in names}
+        return Figures(**found | {"limit": limit})
 
 
 class _Task:
@@ -139,8 +137,7 @@ class _Host:
         self.active: set[_Task] = set()
         self.running = Counter[bool]()  # requests under way that take a place, of each kind
         self.left = 0  # and others, whose task was answered by another one
-        small = concurrency.FIRST_SMALL
-        self.limits = {True: Limit(consumers, small), False: Limit(consumers)}
+        self.limits = {True: Limit(consumers, FIRST_SMALL), False: Limit(consumers)}
         self.heard = False  # it has answered something
         self.succeeded = -math.inf  # when the last request did
         self.last: RequestError | None = None
@@ -148,10 +145,7 @@ class _Host:
         self.throttled = 0  # pauses in a row
         self.paused_at = math.inf  # since when; inf: it is not
         self.resumes = -math.inf
-        self.times: dict[bool, deque[float]] = {
-            True: deque(maxlen=_KEPT),
-            False: deque(maxlen=_KEPT),
-        }
+        self.times = {small: deque[float](maxlen=_KEPT) for small in (True, False)}
 
     @property
     def paused(self) -> bool:
@@ -217,9 +211,7 @@ class _Host:
         for limit in self.limits.values():
             limit.throttle(again=self.throttled > 0)
         self.throttled += 1
-        shortest, longest = _PAUSES
-        pause = min(longest, 2 * shortest * 2.0**self.throttled) * random.uniform(0.5, 1)
-        self.paused_at, self.resumes = now, now + pause
+        self.paused_at, self.resumes = now, now + _pause(self.throttled + 1)
 
     def heed(self, asked: Asked, now: float) -> None:
         """Make the pause what the server said when it was asked again."""
@@ -266,35 +258,6 @@ class _Time:
         return now - self._stopped_s
 
 
-class _Troubles:
-    """Say, now and then, that nothing but failures comes of a store."""
-
-    def __init__(self, waits: Waits) -> None:
-        self._waits, self._told = waits, -math.inf
-
-    def of(self, hosts: Iterable[_Host], tasks: Callable[[], list[_Task]], now: float) -> str:
-        """Return what there is to tell; "": nothing, or something was told just now."""
-        if self._waits is None or now - self._told < _TOLD_S:
-            return ""
-        for host in hosts:
-            if now - host.failing >= _TOLD_S and host.last is not None:
-                ours = [task for task in tasks() if task.host is host]
-                if not ours:
-                    continue
-                self._told = now
-                ends = time.time() + max(task.ends() for task in ours) - now
-                until = time.strftime("%H:%M:%S", time.localtime(ends))
-                place = without_secrets("/".join(ours[0].request.store.url.split("/", 3)[:3]))
-                failed = f"{show_count(host.failures, 'request')} failed ({host.last.text})"
-                return f"waiting for {place}: {failed}, trying again until {until}"
-        return ""
-
-    def tell(self, trouble: str) -> None:
-        """Tell it; the lock of the tasks is not held."""
-        if trouble and self._waits is not None:
-            self._waits(trouble)
-
-
 class Transfers:
     """Run requests, each as a Future of its Reply. Raises StorageError through them.
 
@@ -303,7 +266,7 @@ class Transfers:
     """
 
     def __init__(self, consumers: int = 1, waits: Waits = None) -> None:
-        self._troubles = _Troubles(waits)
+        self._waits, self._told = waits, -math.inf  # and when it was told something
         self._figures = Figures()
         self._changed = threading.Condition(threading.Lock())
         self._hosts: dict[tuple[str, ...], _Host] = {}
@@ -397,11 +360,12 @@ class Transfers:
                 self._hedge(now)
                 self._give_up(now)
                 self._dispatch()
-                trouble = self._troubles.of(self._hosts.values(), self._all, now)
+                trouble = self._trouble(now)
                 if not self._ended and not trouble:
                     self._changed.wait(self._due(now))
             self._deliver()
-            self._troubles.tell(trouble)
+            if self._waits is not None and trouble:
+                self._waits(trouble)
 
     def _attempt(self, task: _Task, hedge: bool) -> None:
         """Send a request of a task, and wait for the answer."""
@@ -548,6 +512,22 @@ class Transfers:
             if error is not None and not task.running and now > task.ends():
                 self._fail(task, error, now)
 
+    def _trouble(self, now: float) -> str:
+        """Return that nothing but failures comes of a store; "": not so, or told just now."""
+        if self._waits is None or now - self._told < _TOLD_S:
+            return ""
+        for host in self._hosts.values():
+            if now - host.failing < _TOLD_S or host.last is None:
+                continue
+            if ours := [task for task in self._all() if task.host is host]:
+                self._told = now
+                ends = time.time() + max(task.ends() for task in ours) - now
+                until = time.strftime("%H:%M:%S", time.localtime(ends))
+                place = without_secrets("/".join(ours[0].request.store.url.split("/", 3)[:3]))
+                failed = f"{show_count(host.failures, 'request')} failed ({host.last.text})"
+                return f"waiting for {place}: {failed}, trying again until {until}"
+        return ""
+
     def _fail(self, task: _Task, error: RequestError, now: float) -> None:
         self._figures.failed += 1
         took_s = now - min(task.begun, task.submitted)
@@ -586,11 +566,14 @@ class Transfers:
             self._fail(task, found, now)
             return
         self._figures.retries[found.kind] += 1
-        least, most = _PAUSES
-        pause = min(most, least * 2.0 ** (task.attempts - 1)) * random.uniform(0.5, 1)
         task.beside = 0
         self._sequence += 1
-        heapq.heappush(self._later, (now + pause, self._sequence, task))
+        heapq.heappush(self._later, (now + _pause(task.attempts - 1), self._sequence, task))
+
+
+def _pause(doublings: int) -> float:
+    """Draw the seconds of a pause, which doubles up to the longest."""
+    return min(_LONGEST_S, _SHORTEST_S * 2.0**doublings) * random.uniform(0.5, 1)
 
 
 def start_thread(target: Any, name: str) -> threading.Thread | None:

@@ -18,8 +18,9 @@ import pytest
 
 from shardio.errors import DamageError, ExistsError, OptionError, StorageError
 from shardio.storage import local
-from shardio.storage.local import Draft, LocalDirectory, RangeLock, open_file, token, write_file
+from shardio.storage.local import Draft, LocalDirectory, open_file, token, write_file
 from shardio.storage.location import locate
+from shardio.storage.lock import Lock
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -85,8 +86,8 @@ def test_no_single_call_asks_for_more_than_every_system_gives(
     assert file.read(3, 90) == bytes(range(3, 93))
     assert file.read(5, 7) == bytes(range(5, 12))
     file.close()
-    lock = RangeLock(str(tmp_path / "x"))
-    assert lock.read(0, lock.size) == bytes(range(100))
+    lock = Lock(str(tmp_path / "x"))
+    assert lock.read(0, 200) == bytes(range(100))
     lock.release()
     assert max(asked) == 7
 
@@ -384,10 +385,10 @@ def test_removing_what_is_gone_is_fine(tmp_path: Path) -> None:
 
 HOLDER = """
     import sys
-    from shardio.storage.local import RangeLock
+    from shardio.storage.lock import Lock
     start, stop = int(sys.argv[2]), None if sys.argv[3] == "-" else int(sys.argv[3])
     try:
-        lock = RangeLock(sys.argv[1], start, stop)
+        lock = Lock(sys.argv[1], start, stop)
         print("held" if lock.held else "unsupported", flush=True)
         sys.stdin.readline()
     except BlockingIOError:
@@ -417,16 +418,16 @@ def test_a_range_is_held_by_one_process_and_others_are_free(path: Path) -> None:
         assert said == "held"
         for start, stop in ((10, 20), (0, 11), (19, 30), (0, None), (15, 16)):
             with pytest.raises(BlockingIOError):
-                RangeLock(str(path), start, stop)
+                Lock(str(path), start, stop)
         for start, stop in ((0, 10), (20, None), (15, 15)):
-            lock = RangeLock(str(path), start, stop)
+            lock = Lock(str(path), start, stop)
             assert lock.held is True
             lock.release()
             lock.release()
 
 
 def test_a_lock_without_end_covers_all_that_follows(path: Path) -> None:
-    lock = RangeLock(str(path), 5)
+    lock = Lock(str(path), 5)
     for start, stop, expected in ((0, 5, "held"), (5, 6, "busy"), (10**12, None, "busy")):
         with holder(path, start, stop) as (_, said):
             assert said == expected
@@ -443,7 +444,7 @@ def test_a_lock_goes_with_its_process_however_it_dies(path: Path) -> None:
         assert said == "held"
         process.send_signal(signal.SIGKILL)
         process.wait()
-        RangeLock(str(path)).release()
+        Lock(str(path)).release()
     assert os.listdir(path.parent) == ["journal"]
 
 
@@ -458,18 +459,18 @@ def test_a_file_that_was_replaced_or_removed_cannot_be_locked(
 
     monkeypatch.setattr(local.fcntl, "lockf", replacing)
     with pytest.raises(FileNotFoundError):
-        RangeLock(str(path))
+        Lock(str(path))
     monkeypatch.setattr(local.fcntl, "lockf", lambda *_: path.unlink())
     with pytest.raises(FileNotFoundError):
-        RangeLock(str(path))
+        Lock(str(path))
     monkeypatch.undo()
     with pytest.raises(FileNotFoundError):
-        RangeLock(str(path))
+        Lock(str(path))
 
 
 def test_a_lock_that_cannot_be_opened_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be opened to lock it"):
-        RangeLock(str(tmp_path))
+        Lock(str(tmp_path))
 
 
 def test_a_file_system_without_locks_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,7 +478,7 @@ def test_a_file_system_without_locks_is_told(path: Path, monkeypatch: pytest.Mon
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(local.fcntl, "lockf", unsupported)
-    lock = RangeLock(str(path))
+    lock = Lock(str(path))
     assert lock.held is None
     assert lock.read(0, 9) == b"plan"
     lock.release()
