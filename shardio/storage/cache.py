@@ -152,8 +152,7 @@ class CacheDirectory:
                 if not _remove(path, in_use=False) and os.lstat(path).st_size:
                     raise self._full(f"{printable(path, 4096)} is in use, or not the cache's")
             # An empty file is taken over: its creator was killed before it wrote the first byte.
-            writer = open_safely(path, os.O_RDWR | os.O_CREAT)
-            try:
+            with _opened(path, os.O_RDWR | os.O_CREAT) as writer:
                 if os.fstat(writer).st_size:
                     raise self._full(f"{printable(path, 4096)} is not the cache's")
                 if is_shared(self.path):
@@ -161,8 +160,6 @@ class CacheDirectory:
                         os.fchmod(writer, 0o660)
                 os.pwrite(writer, layout.pack(), layout.header)
                 found = _find(path, layout)
-            finally:
-                os.close(writer)
         if found < 0:
             raise self._full(f"{printable(path, 4096)} was removed while it was created")
         # Else a loss of power could leave a name and a length without the header, which proves
@@ -189,15 +186,12 @@ class CacheDirectory:
             with self._locked():
                 self._add(needed)
         except OSError as error:
-            full = self._full(error.strerror or str(error))
-            self.note_full(full)
-            raise full from None
+            raise self._noted(error.strerror or str(error)) from None
 
     def _add(self, needed: int) -> None:
         """Add to the sum of what is there; where that exceeds the limit, make room first."""
         path = os.path.join(self.path, _USAGE)
-        usage = open_safely(path, os.O_RDWR | os.O_CREAT)
-        try:
+        with _opened(path, os.O_RDWR | os.O_CREAT) as usage:
             data = os.pread(usage, _USAGE_BYTES + 1, 0)
             total = _sum(data)
             if total is None or total + needed > self.limit_bytes:
@@ -207,8 +201,6 @@ class CacheDirectory:
             if not data or (len(data) == _USAGE_BYTES and data.startswith(_USAGE_MAGIC)):
                 body = _USAGE_MAGIC + (total + needed).to_bytes(8, "little")
                 os.pwrite(usage, body + checksum(body).to_bytes(8, "little"), 0)
-        finally:
-            os.close(usage)
 
     def _make_room(self, needed: int) -> int:
         """Look at all files, and remove some if need be; return what the others take."""
@@ -223,12 +215,10 @@ class CacheDirectory:
                     if _remove(one.path, in_use=False):
                         total -= one.allocated
         if total + needed > self.limit_bytes:
-            full = self._full(
+            raise self._noted(
                 f"all files are in use, and together they reach the limit of "
                 f"{show_size(self.limit_bytes)}"
             )
-            self.note_full(full)
-            raise full
         return total
 
     def _full(self, why: str) -> CacheFull:
@@ -237,15 +227,20 @@ class CacheDirectory:
             "kept is downloaded again when it is needed again"
         )
 
+    def _noted(self, why: str, for_s: float = _FULL_S) -> CacheFull:
+        """Return the error, and note that nothing can be kept now."""
+        full = self._full(why)
+        self.note_full(full, for_s)
+        return full
+
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the lock of the directory. Raises CacheFull, after 5 s at most, and OSError."""
         self.check()
         with locked(self.path) as held:
             if not held:
-                full = self._full("another process has held its lock for 5 s; is it stopped?")
-                self.note_full(full, _STOPPED_S)
-                raise full
+                why = "another process has held its lock for 5 s; is it stopped?"
+                raise self._noted(why, _STOPPED_S)
             yield
 
 
@@ -279,14 +274,11 @@ def entries(path: str | os.PathLike[str]) -> list[CacheEntry]:
     found = []
     for one in _listed(path):
         with contextlib.suppress(OSError):
-            descriptor = open_safely(one.path, os.O_RDONLY)
-            try:
+            with _opened(one.path, os.O_RDONLY) as descriptor:
                 layout = read_layout(descriptor)
                 if layout is None or layout.name != os.path.basename(one.path):
                     continue
                 slots = os.pread(descriptor, SLOT_BYTES * layout.ranges, layout.table)
-            finally:
-                os.close(descriptor)
             found.append(
                 CacheEntry(
                     one.path,
@@ -321,11 +313,8 @@ def clear(path: str | os.PathLike[str]) -> tuple[int, int]:
                 left.append(f"  {printable(one.path, 4096)}: {error.strerror}")
         with contextlib.suppress(OSError):
             usage = os.path.join(folder, _USAGE)
-            descriptor = open_safely(usage, os.O_RDONLY)
-            try:
+            with _opened(usage, os.O_RDONLY) as descriptor:
                 ours = _sum(os.pread(descriptor, _USAGE_BYTES + 1, 0)) is not None
-            finally:
-                os.close(descriptor)
             if ours:
                 os.unlink(usage)
     if left:
@@ -410,8 +399,7 @@ def _remove(path: str, *, in_use: bool) -> bool:
 
     in_use: also one that a process has open. Raises OSError.
     """
-    descriptor = open_safely(path, os.O_RDONLY if in_use else os.O_RDWR)
-    try:
+    with _opened(path, os.O_RDONLY if in_use else os.O_RDWR) as descriptor:
         layout = read_layout(descriptor)
         if layout is None or layout.name != os.path.basename(path):
             return False
@@ -421,6 +409,14 @@ def _remove(path: str, *, in_use: bool) -> bool:
             return False
         os.unlink(path)
         return True
+
+
+@contextlib.contextmanager
+def _opened(path: str, flags: int) -> Iterator[int]:
+    """Hold a file open, as `open_safely` opens it. Raises OSError."""
+    descriptor = open_safely(path, flags)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 

@@ -142,7 +142,7 @@ class CachedFile:
                         self._write_slot(number, ABSENT)
                         self._bad.discard(number)
                     finally:
-                        self._release(number)
+                        self.release(number)
 
     def _slot(self, number: int) -> Slot:
         try:
@@ -185,7 +185,7 @@ class CachedFile:
                     if self._slot(number) == slot:
                         self._write_slot(number, Slot(PRESENT, boot(), slot.checksum))
                 finally:
-                    self._release(number)
+                    self.release(number)
 
     # --- who downloads ----------------------------------------------------------------------------
 
@@ -219,9 +219,9 @@ class CachedFile:
             if not self.has(number, number + 1):  # stored before the lock was ours
                 return Claim(self, number)
         except BaseException:
-            self._release(number)
+            self.release(number)
             raise
-        self._release(number)
+        self.release(number)
         return None
 
     def _wait(self, number: int, timeout_s: float | None) -> bool:
@@ -249,7 +249,8 @@ class CachedFile:
                     self._claimed.add(number)
                 return taken
 
-    def _release(self, number: int) -> None:
+    def release(self, number: int) -> None:
+        """Give a claim back; another may then take over. `Claim.abandon` calls this."""
         with self._guard:
             if number in self._claimed:
                 self._claimed.discard(number)
@@ -325,10 +326,6 @@ class CachedFile:
             self._bad.discard(number)
             self._trusted[number] = 1
 
-    def abandon(self, claim: Claim) -> None:
-        """Give a claim back; another may then take over. `Claim.abandon` calls this."""
-        self._release(claim.number)
-
     def _write_slot(self, number: int, slot: Slot) -> None:
         """Write a slot. Raises OSError, CacheFull."""
         with self._writing() as writer:
@@ -387,7 +384,7 @@ class Claim:
         """Give the claim back, with nothing stored; a second call does no harm."""
         if not self._done:
             self._done = True
-            self._file.abandon(self)
+            self._file.release(self.number)
 
     def __enter__(self) -> Claim:
         return self

@@ -126,7 +126,6 @@ class Client:
             return self._opened
 
     def _look_up(self) -> Opened:
-        problem = ""
         try:
             return stores.open_store(self._store, self._region)
         except MissingError as error:
@@ -135,7 +134,7 @@ class Client:
 
     def _open_again(self, opened: Opened, error: RequestError) -> Opened | None:
         """Look the credentials, or the region, up anew; None: that does not help."""
-        if error.kind not in ("denied", "region") or self._store.scheme in ("http", "https"):
+        if error.kind not in ("denied", "region") or self._store.kind == "http":
             return None
         with self._lock:
             if self._opened is not None and self._opened is not opened:
@@ -160,6 +159,8 @@ class Client:
                 return self._list(opened, path, request)
             if self._is_web and not _is_plain(path):
                 target, path = stores.open_odd(opened, path), ""
+            if self._is_web and request.what in ("put", "remove"):
+                raise OptionError(f"{self._store.shown}: {self._store.scheme}:// is read only")
             if request.upload is not None:
                 return self._put(target, path, request.upload)
             if request.what == "remove":
@@ -202,7 +203,7 @@ class Client:
     def _tag(self, meta: Any) -> str:
         """Return what tells an object from others: its ETag, or of the web, when it was changed."""
         changed = meta["last_modified"]
-        web = self._store.scheme in ("http", "https") and changed.timestamp() > 0  # else not said
+        web = self._store.kind == "http" and changed.timestamp() > 0  # else not said
         return meta["e_tag"] or (changed.isoformat() if web else "")
 
     def _list(self, opened: Opened, folder: str, request: Request) -> Reply:
@@ -218,8 +219,6 @@ class Client:
 
     def _put(self, target: Any, path: str, upload: Upload) -> Reply:
         """Write an object, whole or not at all. Raises what obstore does, and `Upload.pieces`."""
-        if self._is_web:
-            raise OptionError(f"{self._store.shown}: {self._store.scheme}:// is read only")
         pieces = upload.pieces(_read_patiently)
         parts = upload.size > PIECE
         done = self._obstore.put(
@@ -234,8 +233,6 @@ class Client:
         return Reply(memoryview(b""), upload.size, done["e_tag"] or "")
 
     def _remove(self, target: Any, path: str) -> Reply:
-        if self._is_web:
-            raise OptionError(f"{self._store.shown}: {self._store.scheme}:// is read only")
         with contextlib.suppress(FileNotFoundError):  # as GCS and Azure say; S3 does not
             self._obstore.delete(target, path)
         return Reply(memoryview(b""), 0, "")
@@ -303,7 +300,7 @@ class Client:
 
     def _none_found(self) -> str:
         """Say that there are no credentials, and where they would be."""
-        kind = stores.kind(self._store.scheme)
+        kind = self._store.kind
         public = f". {credentials.PUBLIC}" if kind in ("s3", "gs", "az") else ""
         return f"no credentials were found. Looked for {credentials.LOOKED_FOR[kind]}{public}"
 
@@ -324,7 +321,7 @@ def client(store: Store) -> Client:
 def _end(obstore: Any, store: Store, target: Any, path: str, length: int) -> Reply:
     """Return the last bytes of an object. Raises what obstore does."""
     options: dict[str, Any] = {"range": {"suffix": length}}
-    if stores.kind(store.scheme) == "az":  # which knows no such ranges
+    if store.kind == "az":  # which knows no such ranges
         size = obstore.head(target, path)["size"]
         options = {"range": (max(0, size - length), size)}
     result = obstore.get(target, path, options=options)

@@ -152,7 +152,7 @@ class RemoteLocation(Location):
         forget: called where all that was yielded does not count, and comes again. Raises
         OptionError for stores that cannot be listed, StorageError.
         """
-        if self.store.scheme in ("http", "https"):
+        if self.store.kind == "http":
             raise OptionError(
                 f"{self.url}: {self.store.scheme}:// cannot be listed. Give a listing of the "
                 "files, with this URL as --root, or copy them to a directory first"

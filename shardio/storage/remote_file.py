@@ -11,7 +11,9 @@ there raises FileNotFoundError, as opening it would have, unless something was r
 from __future__ import annotations
 
 import bisect
+import contextlib
 import hashlib
+import operator
 import os
 import threading
 import weakref
@@ -77,8 +79,8 @@ class RemoteFile:
     """One object, open for reading by range. Threads may share it."""
 
     __slots__ = (
-        *("__weakref__", "_ahead", "_ends", "_last", "_lock", "_starts"),
-        *("_tail", "_there", "found", "name", "path", "size", "store"),
+        *("__weakref__", "_ahead", "_announced", "_ends", "_last", "_lock"),
+        *("_tail", "found", "name", "path", "size", "store"),
     )
     descriptor = -1
 
@@ -166,19 +168,15 @@ class RemoteFile:
         at, stop = max(start, 0), min(start + length, self.size, self._tail[0])
         while at < stop:
             with self._lock:
-                place = bisect.bisect_right(self._starts, at)
-                if place:
-                    known = self._there[self._starts[place - 1]]
-                    if at < known.stop:
-                        at = known.stop
-                        continue
+                place = self._place(at)
+                if place and at < self._announced[place - 1].stop:
+                    at = self._announced[place - 1].stop
+                    continue
                 end = min(stop, at + RANGE)
-                if place < len(self._starts):
-                    end = min(end, self._starts[place])
-                request = Request(self.store, self.path, at, end - at)
-                self._starts.insert(place, at)
-                wanted = ranges.ranges().announce(request)
-                self._there[at] = _Announced(at, end, wanted, keep)
+                if place < len(self._announced):
+                    end = min(end, self._announced[place].start)
+                wanted = ranges.ranges().announce(Request(self.store, self.path, at, end - at))
+                self._announced.insert(place, _Announced(at, end, wanted, keep))
             if keep:
                 wanted.keep()
             at = end
@@ -191,12 +189,11 @@ class RemoteFile:
         start = arrived.request.start
         stop = start + arrived.request.length
         with self._lock:
-            place = bisect.bisect_right(self._starts, start)
-            before = self._there[self._starts[place - 1]].stop if place else 0
-            if before > start or (place < len(self._starts) and self._starts[place] < stop):
+            place = self._place(start)
+            before, behind = self._announced[:place], self._announced[place:]
+            if (before and before[-1].stop > start) or (behind and behind[0].start < stop):
                 return False
-            self._starts.insert(place, start)
-            self._there[start] = _Announced(start, stop, arrived, keep=False)
+            self._announced.insert(place, _Announced(start, stop, arrived, keep=False))
         return True
 
     def scattered(self) -> None:
@@ -210,14 +207,14 @@ class RemoteFile:
         """
         if self._lock.acquire(blocking=False):
             try:
-                self._drop([one for one in self._there.values() if not one.keep])
+                self._drop([one for one in self._announced if not one.keep])
             finally:
                 self._lock.release()
 
     def close(self) -> None:
         """Let go of what was announced."""
         with self._lock:
-            ended = list(self._there.values())
+            ended = self._announced[:]
             self._drop(ended)
         for one in ended:
             one.range.release()
@@ -225,27 +222,29 @@ class RemoteFile:
     def _drop(self, announced: list[_Announced]) -> None:
         """Forget announced ranges. With the last reference to it, a range is let go of."""
         for one in announced:
-            if self._there.get(one.start) is one:
-                del self._there[one.start]
-                self._starts.remove(one.start)
+            with contextlib.suppress(ValueError):  # another thread was faster
+                self._announced.remove(one)
+
+    def _place(self, at: int) -> int:
+        """Return how many announced ranges begin at a byte, or before. The lock is held."""
+        return bisect.bisect_right(self._announced, at, key=operator.attrgetter("start"))
 
     def forget(self) -> None:
         """Forget what was announced, without letting go of it: it is a parent's."""
         self._lock = threading.Lock()
-        self._starts: list[int] = []  # of the announced ranges, ascending; they do not overlap
-        self._there: dict[int, _Announced] = {}
+        self._announced: list[_Announced] = []  # ascending; they do not overlap
         self._tail = 1 << 62, b""  # where the end that is kept begins, and its bytes
         self._last, self._ahead = -1, 0  # where the last read ended; bytes that are asked for ahead
 
     def _part(self, start: int, stop: int) -> Any:
         """Read from `start`, up to `stop` or to where an announced range begins or ends."""
         with self._lock:
-            place = bisect.bisect_right(self._starts, start)
-            announced = self._there[self._starts[place - 1]] if place else None
+            place = self._place(start)
+            announced = self._announced[place - 1] if place else None
             if announced is None or start >= announced.stop:
                 announced = None
-                if place < len(self._starts):
-                    stop = min(stop, self._starts[place])
+                if place < len(self._announced):
+                    stop = min(stop, self._announced[place].start)
         if announced is None:
             stop = min(stop, start + RANGE)
             request = Request(self.store, self.path, start, stop - start)
@@ -296,10 +295,10 @@ class RemoteFile:
     def _pass_by(self, start: int) -> None:
         """Let go of announced ranges that end before `start`, of which not all was read."""
         with self._lock:
-            while self._starts and not (first := self._there[self._starts[0]]).keep:
+            while self._announced and not (first := self._announced[0]).keep:
                 if first.stop > start:
                     return
-                del self._starts[0], self._there[first.start]
+                del self._announced[0]
                 first.range.release()
 
 

@@ -68,7 +68,7 @@ class Store:
         """Check that the URL names what its scheme needs. Raises OptionError."""
         if not self.address[0]:
             shown = self.shown if "://" in self.shown else f"{self.scheme}://"
-            raise OptionError(f"{shown}: expected {_EXPECTED[kind(self.scheme)]}")
+            raise OptionError(f"{shown}: expected {_EXPECTED[self.kind]}")
         if not isinstance(self.options.get("client_options") or {}, Mapping):
             raise OptionError("client_options: expected client_options={'NAME': ...}")
         for name, value in self.options.items():
@@ -87,28 +87,31 @@ class Store:
         return self.url.partition("://")[0].lower()
 
     @property
+    def kind(self) -> str:
+        """Return the scheme that others are other names of."""
+        return {"abfs": "az", "abfss": "az", "https": "http"}.get(self.scheme, self.scheme)
+
+    @property
     def address(self) -> tuple[str, str]:
         """Return what one client is for, and the folder in it.
 
         A client is for a bucket, a repository, or a folder on the web. "": the URL names none.
         """
-        scheme, _, rest = self.url.partition("://")
-        if scheme.lower() in ("http", "https"):
+        if self.kind == "http":
             try:
                 return (self.url if _split(self.url).hostname else ""), ""
             except ValueError:  # of [, and what is behind it
                 return "", ""
-        if scheme.lower() == "hf":
+        if self.scheme == "hf":
             found = _HUB_URL.fullmatch(self.url)
             if found is None:
                 return "", ""
             return f"{found[1]}@{found[2] or 'main'}", (found[3] or "").strip("/")
+        rest = self.url.partition("://")[2]
         bucket, _, folder = rest.partition("/")
-        if scheme.lower() in ("abfs", "abfss") and not _ABFS.fullmatch(bucket):
-            return "", ""
-        if "@" in bucket and scheme.lower() not in ("abfs", "abfss"):
-            return "", ""
-        if _ODD_PASSWORD.match(rest):
+        is_abfs = self.scheme in ("abfs", "abfss")
+        is_right = _ABFS.fullmatch(bucket) if is_abfs else "@" not in bucket
+        if not is_right or _ODD_PASSWORD.match(rest):
             return "", ""
         return bucket, folder.strip("/")
 
@@ -120,7 +123,7 @@ class Store:
     @property
     def shown(self) -> str:
         """Return the URL as messages print it: without a query or a password."""
-        if self.scheme not in ("http", "https"):
+        if self.kind != "http":
             scheme, _, rest = self.url.partition("://")
             bucket, slash, folder = _shown_part(rest).partition("/")
             if self.scheme not in ("abfs", "abfss"):
@@ -130,7 +133,7 @@ class Store:
 
     def show(self, path: str) -> str:
         """Return the URL of an object, as messages print it."""
-        if self.scheme in ("http", "https"):
+        if self.kind == "http":
             path = _quote(path, safe="/~!$&'()*+,;=:@-._")
         return f"{self.shown}/{printable(path, 4096)}"
 
@@ -154,14 +157,14 @@ class Store:
     def below(self, name: str) -> Store:
         """Return the folder of this name in it."""
         root, query, secret = self.url, "", ""
-        if self.scheme in ("http", "https"):
+        if self.kind == "http":
             root, query, secret = self.url.partition("?")
             name = _quote(name)
         return replace(self, url=f"{root.rstrip('/')}/{name}{query}{secret}")
 
     def above(self) -> tuple[Store, str]:
         """Return the folder that it lies in, and its name there; "": it is the top of a store."""
-        if self.scheme in ("http", "https"):
+        if self.kind == "http":
             parts = urlsplit(self.url)
             root, _, name = parts.path.rstrip("/").rpartition("/")
             plain = unquote(name, errors="surrogateescape")
@@ -186,11 +189,6 @@ def _split(url: str) -> SplitResult:
 def _quote(path: str, safe: str = "/") -> str:
     """Return a path as a URL has it; one with surrogates as the bytes that they stand for."""
     return quote(path, safe=safe, errors="surrogateescape")
-
-
-def kind(scheme: str) -> str:
-    """Return the scheme that others are other names of."""
-    return {"abfs": "az", "abfss": "az", "https": "http"}.get(scheme, scheme)
 
 
 _EXPECTED = {
@@ -269,20 +267,20 @@ def open_store(store: Store, region: str | None = None) -> Opened:
         )
     _refuse_unsendable(store)
     try:
-        return _OPEN[kind(store.scheme)](obstore.store, store, region)
+        return _OPEN[store.kind](obstore.store, store, region)
     except (ValueError, TypeError, obstore.exceptions.BaseError) as error:
         if isinstance(error, OptionError):
             raise
         problem = str(error).partition("\n")[0]
     # Not in the block above: its error has what was given.
     said = f"the options are refused: {printable(credentials.hide(problem, store.options), 300)}"
-    said = store_options.explain(problem, kind(store.scheme), store.options) or said
+    said = store_options.explain(problem, store.kind, store.options) or said
     raise OptionError(f"{store.shown}: {said}")
 
 
 def _refuse_unsendable(store: Store) -> None:
     """Raise OptionError for a key or a region that no header can have: the client would panic."""
-    prefix = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}.get(kind(store.scheme), " ")
+    prefix = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}.get(store.kind, " ")
     given = {name: one for name, one in os.environ.items() if name.startswith(prefix)}
     for name, value in {**given, **store.options}.items():
         if isinstance(value, str) and _SENT.search(name) and not _SENDABLE.fullmatch(value):
@@ -296,7 +294,7 @@ def _common(store: Store, options: dict[str, Any], profile: Any = None) -> dict[
     """Return what all stores take; takes client_options out of the options."""
     given = dict(options.pop("client_options", {}) or {})
     pem = given.pop("root_certificate", None)
-    pem = credentials.authorities(pem, kind(store.scheme), profile)
+    pem = credentials.authorities(pem, store.kind, profile)
     client_options: dict[str, Any] = {
         "connect_timeout": _duration(store, CONNECT_S, 4),
         "read_timeout": _duration(store, STALL_S, 4),

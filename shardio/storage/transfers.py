@@ -23,7 +23,7 @@ import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -360,7 +360,10 @@ class Transfers:
                 self._hedge(now)
                 self._give_up(now)
                 self._dispatch()
-                trouble = self._trouble(now)
+                trouble = ""
+                if self._waits is not None and now - self._told >= _TOLD_S:
+                    trouble = _trouble(self._hosts.values(), self._all, now)
+                    self._told = now if trouble else self._told
                 if not self._ended and not trouble:
                     self._changed.wait(self._due(now))
             self._deliver()
@@ -512,22 +515,6 @@ class Transfers:
             if error is not None and not task.running and now > task.ends():
                 self._fail(task, error, now)
 
-    def _trouble(self, now: float) -> str:
-        """Return that nothing but failures comes of a store; "": not so, or told just now."""
-        if self._waits is None or now - self._told < _TOLD_S:
-            return ""
-        for host in self._hosts.values():
-            if now - host.failing < _TOLD_S or host.last is None:
-                continue
-            if ours := [task for task in self._all() if task.host is host]:
-                self._told = now
-                ends = time.time() + max(task.ends() for task in ours) - now
-                until = time.strftime("%H:%M:%S", time.localtime(ends))
-                place = without_secrets("/".join(ours[0].request.store.url.split("/", 3)[:3]))
-                failed = f"{show_count(host.failures, 'request')} failed ({host.last.text})"
-                return f"waiting for {place}: {failed}, trying again until {until}"
-        return ""
-
     def _fail(self, task: _Task, error: RequestError, now: float) -> None:
         self._figures.failed += 1
         took_s = now - min(task.begun, task.submitted)
@@ -569,6 +556,20 @@ class Transfers:
         task.beside = 0
         self._sequence += 1
         heapq.heappush(self._later, (now + _pause(task.attempts - 1), self._sequence, task))
+
+
+def _trouble(hosts: Iterable[_Host], tasks: Callable[[], list[_Task]], now: float) -> str:
+    """Return what there is to tell of a store that nothing but failures comes of; "": nothing."""
+    for host in hosts:
+        if now - host.failing < _TOLD_S or host.last is None:
+            continue
+        if ours := [task for task in tasks() if task.host is host]:
+            ends = time.time() + max(task.ends() for task in ours) - now
+            until = time.strftime("%H:%M:%S", time.localtime(ends))
+            place = without_secrets("/".join(ours[0].request.store.url.split("/", 3)[:3]))
+            failed = f"{show_count(host.failures, 'request')} failed ({host.last.text})"
+            return f"waiting for {place}: {failed}, trying again until {until}"
+    return ""
 
 
 def _pause(doublings: int) -> float:
