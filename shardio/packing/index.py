@@ -51,7 +51,7 @@ from .process_pool import Executor, Progress, check_executor, processes
 from .scan import Found, dataset_id_of, manifest_of, scan_all
 from .sources.base import Listing, SourceRequest, renumber
 from .sources.field_names import fields_text
-from .sources.files import identity, is_ignored, top
+from .sources.files import DiskFolder, identity, is_ignored
 from .sources.imagefolder import image_folder
 from .sources.trees import lies_there
 
@@ -383,7 +383,7 @@ def _of_one_format(
 def _refuse_trees(root: str) -> None:
     """Raise OptionError for folders of images and masks, which would be two classes."""
     path = os.fsencode(root)
-    if lies_there(SourceRequest(path), top(os.path.abspath(path))[0]):
+    if lies_there(SourceRequest(path), DiskFolder(path).top().folders):
         raise OptionError(
             f"{printable(root)}: its folders are images and their masks, and an index takes one "
             f"file as a record. `shardio pack {_quoted(root)} OUT` makes records of both; with "
@@ -580,7 +580,7 @@ def _images(
                 f"{printable(out)}: --out lies in the folder of images, where it would be a class; "
                 "choose a directory outside of it"
             )
-    listings = image_folder(os.fsencode(root))
+    listings = image_folder(SourceRequest(os.fsencode(root)))
     if list(listings) != [""]:
         raise SourceError(_each_split(root, listings, out))
     listing = listings[""]

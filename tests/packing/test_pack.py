@@ -51,7 +51,7 @@ from shardio.packing.pack import commit, pack
 from shardio.packing.packed import Packed
 from shardio.packing.plan import Plan, Rows, make_plan
 from shardio.packing.sources import files, imagefolder
-from shardio.packing.sources.base import Rejected
+from shardio.packing.sources.base import Rejected, SourceRequest
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
 from shardio.packing.writer import Writer
@@ -910,7 +910,7 @@ def test_a_second_packer_is_told_at_once_and_touches_nothing(
     out = tmp_path / "out"
     out.mkdir()
     made = make_plan(
-        imagefolder.image_folder(os.fsencode(source))[""],
+        imagefolder.image_folder(SourceRequest(os.fsencode(source)))[""],
         PackOptions(max_records=4, shuffle=True),
     )
     (out / lock.JOURNAL).write_bytes(b"".join(journal.dump(made)))
@@ -1421,7 +1421,7 @@ def test_a_journal_reads_back_and_every_flipped_byte_is_damage(
     source: Path, tmp_path: Path
 ) -> None:
     made = make_plan(
-        imagefolder.image_folder(os.fsencode(source))[""],
+        imagefolder.image_folder(SourceRequest(os.fsencode(source)))[""],
         PackOptions(shard_size=1000, max_records=3, shuffle=True),
     )
     data = b"".join(journal.dump(made))
@@ -1452,7 +1452,7 @@ def test_a_journal_reads_back_and_every_flipped_byte_is_damage(
 def test_the_id_of_a_dataset_is_what_it_always_was(source: Path, tmp_path: Path) -> None:
     made = [
         make_plan(
-            imagefolder.image_folder(os.fsencode(source))[""],
+            imagefolder.image_folder(SourceRequest(os.fsencode(source)))[""],
             PackOptions(shard_size=1000, max_records=records, shuffle=True),
         )
         for records in (3, 5)

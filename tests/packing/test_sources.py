@@ -23,7 +23,7 @@ from shardio.packing.sources.files import DiskFolder, Walk
 
 
 def listing(root: Path, splits: bool | None = None) -> Listing:
-    found = imagefolder.image_folder(os.fsencode(root), splits)
+    found = imagefolder.image_folder(SourceRequest(os.fsencode(root), splits=splits))
     assert list(found) == [""]
     return found[""]
 
@@ -72,7 +72,7 @@ def test_keys_are_sorted_bytewise(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["train", "val", "valid", "validation", "test"])
 def test_folders_that_all_have_names_of_splits_are_splits(tmp_path: Path, name: str) -> None:
     plant(tmp_path, {f"{name}/cat/x.jpg": JPEG})
-    found = imagefolder.image_folder(os.fsencode(tmp_path))
+    found = imagefolder.image_folder(SourceRequest(os.fsencode(tmp_path)))
     assert list(found) == [name]
     assert found[name].keys == [b"cat/x.jpg"]
     assert found[name].classes == ("cat",)
@@ -97,7 +97,7 @@ def test_splits_can_be_asked_for_and_refused(tmp_path: Path) -> None:
     plant(tmp_path, {"train/cat/x.jpg": JPEG, "val/cat/y.jpg": JPEG})
     assert listing(tmp_path, splits=False).classes == ("train", "val")
     other = plant(tmp_path / "other", {"day/cat/x.jpg": JPEG, "night/dog/y.jpg": JPEG})
-    found = imagefolder.image_folder(os.fsencode(other), True)
+    found = imagefolder.image_folder(SourceRequest(os.fsencode(other), splits=True))
     assert {name: one.keys for name, one in found.items()} == {
         "day": [b"cat/x.jpg"],
         "night": [b"dog/y.jpg"],
@@ -106,7 +106,7 @@ def test_splits_can_be_asked_for_and_refused(tmp_path: Path) -> None:
 
 def test_splits_share_one_list_of_classes_and_know_which_are_absent(tmp_path: Path) -> None:
     plant(tmp_path, {"train/a/x.jpg": JPEG, "train/c/x.jpg": JPEG, "val/b/x.jpg": JPEG})
-    found = imagefolder.image_folder(os.fsencode(tmp_path))
+    found = imagefolder.image_folder(SourceRequest(os.fsencode(tmp_path)))
     assert found["train"].classes == found["val"].classes == ("a", "b", "c")
     assert found["train"].absent == ("b",)
     assert found["val"].absent == ("a", "c")
@@ -114,7 +114,7 @@ def test_splits_share_one_list_of_classes_and_know_which_are_absent(tmp_path: Pa
 
 def test_a_test_split_without_class_folders_has_no_labels(tmp_path: Path) -> None:
     plant(tmp_path, {"train/a/x.jpg": JPEG, "test/1.jpg": JPEG, "test/2.jpg": JPEG})
-    found = imagefolder.image_folder(os.fsencode(tmp_path))
+    found = imagefolder.image_folder(SourceRequest(os.fsencode(tmp_path)))
     assert found["train"].classes == ("a",)
     assert found["test"].classes is None
 
@@ -122,14 +122,14 @@ def test_a_test_split_without_class_folders_has_no_labels(tmp_path: Path) -> Non
 def test_an_empty_split_is_an_error_that_names_it(tmp_path: Path) -> None:
     plant(tmp_path, {"train/a/x.jpg": JPEG, "val": None})
     with pytest.raises(SourceError, match=r"/val: there are no images"):
-        imagefolder.image_folder(os.fsencode(tmp_path))
+        imagefolder.image_folder(SourceRequest(os.fsencode(tmp_path)))
 
 
 @pytest.mark.parametrize("top", ["", "train/"])
 def test_loose_files_beside_class_folders_are_listed(tmp_path: Path, top: str) -> None:
     plant(tmp_path, {f"{top}a/x.jpg": JPEG, f"{top}one.jpg": JPEG, f"{top}two.txt": b"?"})
     with pytest.raises(SourceError, match=r"2 files beside class folders") as caught:
-        imagefolder.image_folder(os.fsencode(tmp_path))
+        imagefolder.image_folder(SourceRequest(os.fsencode(tmp_path)))
     assert "one.jpg" in str(caught.value)
     assert "two.txt" in str(caught.value)
 
@@ -137,7 +137,7 @@ def test_loose_files_beside_class_folders_are_listed(tmp_path: Path, top: str) -
 def test_loose_files_beside_splits_are_listed(tmp_path: Path) -> None:
     plant(tmp_path, {"train/a/x.jpg": JPEG, "labels.csv": b"?"})
     with pytest.raises(SourceError, match=r"labels\.csv"):
-        imagefolder.image_folder(os.fsencode(tmp_path))
+        imagefolder.image_folder(SourceRequest(os.fsencode(tmp_path)))
 
 
 def test_hidden_files_and_folders_and_thumbnails_are_ignored_and_counted(tmp_path: Path) -> None:
@@ -353,12 +353,12 @@ def test_a_link_at_the_top_to_a_folder_above_is_a_problem_not_a_class(
 def test_a_link_to_a_folder_above_beside_or_in_splits_is_never_dropped(tmp_path: Path) -> None:
     root = plant(tmp_path / "root", {"train/a/x.jpg": JPEG, "val/a/y.jpg": JPEG})
     (root / "train" / "0").symlink_to("..")
-    found = imagefolder.image_folder(os.fsencode(root))
+    found = imagefolder.image_folder(SourceRequest(os.fsencode(root)))
     assert found["train"].classes == found["val"].classes == ("a",)
     assert reasons(found["train"]) == {b"0": "is a link to a folder that contains it"}
     (root / "loop").symlink_to(".")
     with pytest.raises(SourceError, match="loop"):
-        imagefolder.image_folder(os.fsencode(root))
+        imagefolder.image_folder(SourceRequest(os.fsencode(root)))
 
 
 def test_two_links_into_each_other_end(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...errors import OptionError, printable, there_are
-from ...formats import FOREIGN, manifest
+from ...formats import FOREIGN
+from ...names import key_text
 from ..options import Joins
 from . import arrays, coco, files, grouped, imagefolder, joined, listing, trees
 from .archived import FOLDERS, find_archives
@@ -32,57 +34,41 @@ class Kind:
 
 def _only(request: SourceRequest) -> list[str]:
     """Refuse splits, for a source that has none. Raises OptionError."""
-    if request.splits is not None:
-        raise OptionError("--splits and --no-splits are for folders of images")
+    request.refuse_splits()
     return [""]
-
-
-def _dataset(request: SourceRequest) -> Listings:
-    from . import dataset
-
-    return dataset.list_records(request)
-
-
-def _reopen_dataset(request: SourceRequest, split: str, described: Plain, piece: Plain) -> Source:
-    from . import dataset
-
-    return dataset.reopen(request, split, described, piece)
-
-
-def _dataset_names(request: SourceRequest) -> list[str]:
-    _only(request)
-    return list(manifest.datasets_in(request.location))
 
 
 def _folder_names(request: SourceRequest) -> list[str]:
     if request.looked is not None:
         return list(request.looked)
-    return files.split_names(files.folder_of(request), request.splits)
+    folders = files.folder_of(request).top().folders
+    splits = files.are_splits(folders, request.splits)
+    return [key_text(name) for name in sorted(folders)] if splits else [""]
 
 
-def _foreign(request: SourceRequest) -> Listings:
-    from . import dataset
+def _late(name: str) -> Any:
+    """Return a function of `dataset`, which is imported when it is first called: few need it."""
 
-    return dataset.list_foreign(request)
+    def call(*given: Any) -> Any:
+        from . import dataset
 
+        return getattr(dataset, name)(*given)
 
-def _foreign_names(request: SourceRequest) -> list[str]:
-    from . import dataset
-
-    _only(request)
-    return dataset.foreign_names(request)
+    return call
 
 
-# What reads other datasets is imported when it is needed: most packings read none.
 KINDS = {
     "imagefolder": Kind(imagefolder.list_records, _folder_names, imagefolder.reopen),
     "files": Kind(grouped.list_records, _folder_names, grouped.reopen),
     "trees": Kind(trees.list_records, trees.split_names, trees.reopen),
     "coco": Kind(coco.list_records, _only, coco.reopen),
     "arrays": Kind(arrays.list_records, arrays.split_names, arrays.reopen),
-    "dataset": Kind(_dataset, _dataset_names, _reopen_dataset),
+    "dataset": Kind(_late("list_records"), _late("split_names"), _late("reopen")),
     "listing": Kind(listing.list_records, _only, listing.reopen),
-    **{name: Kind(_foreign, _foreign_names, None) for name in FOREIGN if name != "imagefolder"},
+    **dict.fromkeys(
+        [name for name in FOREIGN if name != "imagefolder"],
+        Kind(_late("list_foreign"), _late("foreign_names"), None),
+    ),
 }
 
 

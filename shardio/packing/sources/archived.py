@@ -30,6 +30,7 @@ from .arrays import inflating_of, names_images
 from .base import SourceFolder, SourceRequest
 from .files import (
     DiskFolder,
+    first_names,
     folder_of,
     ignores_nothing,
     is_archive,
@@ -43,7 +44,6 @@ from .trees import are_asked
 
 _Archive = bytes | StoredObject
 FOLDERS = ("imagefolder", "files", "trees", "arrays")  # kinds whose files are found by walking
-_LOOKED = 3  # folders that are looked into for archives
 _MEMBERS = 10_000  # of a tar, that are looked at; all, where they are no images
 _MEMBERS_FAR = 250  # of one in a store, or `_MEMBERS`: what lies between them is read, too
 _SHOWN = 10  # names in a message
@@ -157,12 +157,7 @@ def find_in_folder(request: SourceRequest, folder: SourceFolder) -> SourceReques
     """Return the request with the folder that the archives in a folder are; None without such."""
     if not isinstance(folder, (DiskFolder, StoreFolder)) or request.kind in ("files", "arrays"):
         return None  # a zip may be one of several files of a record
-    folders, files, *_ = folder.top()
-    names = list(files)
-    for inner in sorted(folders)[:_LOOKED]:
-        with contextlib.suppress(SourceError):  # one that cannot be listed: its problem, later
-            names += [inner + b"/" + name for name in folder.below(inner).top()[1]]
-    names = [name for name in names if not folder.ignores(os.path.basename(name))]
+    names = [name for name in first_names(folder) if not folder.ignores(os.path.basename(name))]
     archives = sorted(filter(is_archive, names))
     if not archives or len(not_images(names)) < len(names):
         return None  # those beside images are problems

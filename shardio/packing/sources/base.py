@@ -44,7 +44,7 @@ class Rejected(Exception):
     """One record cannot be packed, for the reason in words that this is; the others can."""
 
 
-class Top(NamedTuple):
+class FolderNames(NamedTuple):
     """The names in a folder."""
 
     folders: list[bytes]
@@ -64,7 +64,7 @@ class Walked(NamedTuple):
     notes: list[str]  # which of these are of systems
 
 
-class Seen(NamedTuple):
+class FileState(NamedTuple):
     """Say what is known of a file that a listing names."""
 
     size: int
@@ -82,7 +82,7 @@ class SourceFolder(Protocol):
     ignores: Callable[[bytes], bool]  # by its name, that a file or folder is none of the data
     in_archives: bool  # its files are members of archives
 
-    def top(self) -> Top:
+    def top(self) -> FolderNames:
         """Return the names in it. Raises SourceError, StorageError."""
 
     def below(self, path: bytes) -> SourceFolder:
@@ -94,7 +94,7 @@ class SourceFolder(Protocol):
     def walk(self, *, empty: bool = False) -> Walked:
         """Find every file below it. empty: one without a byte is a file like others, no problem."""
 
-    def look(self, paths: Iterable[bytes]) -> Iterator[Seen]:
+    def look(self, paths: Iterable[bytes]) -> Iterator[FileState]:
         """Yield what each path leads to. Raises OSError where the folder cannot be opened."""
 
     def opened(self) -> AbstractContextManager[ReadFile]:
@@ -202,6 +202,11 @@ class SourceRequest:
                 "select by. Pack all of them; ShardDataset(where=...) selects when reading"
             )
         self.refuse_root(kind)
+
+    def refuse_splits(self) -> None:
+        """Raise OptionError for what is said of splits, where a source has none."""
+        if self.splits is not None:
+            raise OptionError("--splits and --no-splits are for folders of images")
 
     def refuse_root(self, kind: str) -> None:
         """Raise OptionError for a root, where paths cannot refer to one."""

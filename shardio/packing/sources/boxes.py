@@ -16,6 +16,7 @@ All functions raise ValueError, which names the line, what was expected, and wha
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -282,17 +283,10 @@ def _text(data: bytes) -> str:
 
 def _number(text: str) -> int | float | None:
     """Return a number as it is written, whole or not; None where it is none."""
-    try:
-        return int(text) if re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII) else _finite(text)
-    except ValueError:
-        return None
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError
-    return number
+    with contextlib.suppress(ValueError):
+        number = int(text) if re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII) else float(text)
+        return number if math.isfinite(number) else None
+    return None
 
 
 def _check_size(data: bytes) -> None:

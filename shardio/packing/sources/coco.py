@@ -28,6 +28,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ from .files import (
     folder_of,
     twins,
 )
-from .listing import Files, Rows, rows_of
+from .listing import Files, Rows, look_at, rows_of
 from .plain_file import plain_file
 from .tables import Column, number_column, packed_column
 
@@ -143,7 +144,10 @@ def list_records(request: SourceRequest) -> Listings:
     if request.where is not None:
         column, count = entries.column, len(entries.keys)
         places = request.select(column, count, None).astype(np.int64)
-    places, sizes, mtimes, problems = _look(entries, root, places)
+    places, sizes, mtimes, unfit = look_at(
+        root, places.tolist(), entries.paths.data, partial(_too_many, entries)
+    )
+    problems = [(entries.keys[place], why) for place, why in unfit]
     keys = [entries.keys[place] for place in places.tolist()]
     files = Files(root, entries.paths, sizes, mtimes, names["image"])
     columns = {names[theirs]: column for theirs, column in entries.columns.items()}
@@ -466,24 +470,6 @@ def _usual(name: str) -> list[str]:
         *(f"{above}{one}" for one in splits for above in ("", "images/")),
         *("images", "../images", ".."),
     ]
-
-
-def _look(
-    entries: Entries, root: SourceFolder, places: Ints
-) -> tuple[Ints, Ints, Ints, list[Problem]]:
-    """Return those of some images that can be packed, their sizes and times; and the others."""
-    problems: list[Problem] = []
-    good: list[tuple[int, int, int]] = []
-    numbers = places.tolist()
-    seen = root.look(map(entries.paths.data, numbers))
-    for place, (size, mtime, why) in zip(numbers, seen, strict=True):
-        why = why or _too_many(entries, place, size)
-        if why is None:
-            good.append((place, size, mtime))
-        else:
-            problems.append((entries.keys[place], why))
-    found = np.array(good, np.int64).reshape(-1, 3)
-    return found[:, 0], found[:, 1], found[:, 2], problems
 
 
 def _too_many(entries: Entries, place: int, file_size: int) -> str | None:

@@ -91,6 +91,12 @@ def list_records(request: SourceRequest) -> Listings:
     }
 
 
+def split_names(request: SourceRequest) -> list[str]:
+    """Return the splits that `list_records` will have. Raises OptionError."""
+    request.refuse_splits()
+    return list(manifest.datasets_in(request.location))
+
+
 def reopen(request: SourceRequest, split: str, described: Plain, piece: Plain) -> Records:
     """Open some records of a dataset. Raises SourceChangedError where it is another."""
     index = manifest.datasets_in(request.location)[split]
@@ -105,6 +111,7 @@ def reopen(request: SourceRequest, split: str, described: Plain, piece: Plain) -
 
 def foreign_names(request: SourceRequest) -> list[str]:
     """Return the splits of files of another format: Arrow's may say which folders are some."""
+    request.refuse_splits()
     if request.kind != "arrow" or os.path.isfile(request.path):
         return [""]
     return splits_in(request.location) or [""]

@@ -23,7 +23,7 @@ from .arrays import is_array_file, refuse_file
 from .arrays import lies_there as lies_in_arrays
 from .base import SourceFolder, SourceRequest
 from .coco import is_coco, refuse_folder
-from .files import are_splits, folder_of, not_images
+from .files import are_splits, first_names, folder_of, not_images
 from .grouped import lies_there as lies_grouped
 from .listing import is_listing
 from .plain_file import plain_file
@@ -31,7 +31,6 @@ from .store_folder import folder_in_store
 from .trees import lies_there as lies_in_trees
 
 _UNREAD = re.compile(rb"(?i)\.(7z|rar|z\d\d|zip\.\d+|7z\.\d+)\Z")
-_LOOKED = 3  # folders that are looked into for files of another format
 
 
 def detect(request: SourceRequest) -> SourceRequest:
@@ -139,7 +138,7 @@ def _folder(request: SourceRequest) -> SourceRequest:
     refuse_folder(request, [*others, *folders])
     if lies_in_trees(request, folders):
         return replace(request, kind="trees")
-    foreign = _foreign_folder(request, folders, files)
+    foreign = _foreign_folder(request)
     if foreign is not None and isinstance(folder, ArchiveFolder):
         raise SourceError(
             f"{request.shown}: files of {foreign} lie in it; unpack it, and pack the folder of "
@@ -156,19 +155,15 @@ def _folder(request: SourceRequest) -> SourceRequest:
     return replace(request, kind="imagefolder", looked=names)
 
 
-def _foreign_folder(
-    request: SourceRequest, folders: Sequence[bytes], files: Sequence[bytes]
-) -> str | None:
+def _foreign_folder(request: SourceRequest) -> str | None:
     """Return the format of the files in a folder, or in folders within it; None where none is.
 
     Looks at few names, since there may be millions; at all for images, if a format was found.
     Raises OptionError where several formats do, or where images lie there too: they would be left
     out without a word.
     """
-    top, names = folder_of(request), list(files)
-    for folder in sorted(folders)[:_LOOKED]:
-        with contextlib.suppress(SourceError):  # one that cannot be listed: its problem, later
-            names += top.below(folder).top()[1]
+    top = folder_of(request)
+    names = [os.path.basename(name) for name in first_names(top)]
     names = [name for name in names if not name.startswith(b".")]
     others = not_images(names)
     claimed = claims(map(key_text, others))

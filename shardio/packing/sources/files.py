@@ -27,17 +27,17 @@ from ...images.filetype import ALL_ENDINGS, image_type
 from ...names import key_bytes, key_text
 from ...units import show_count
 from .base import (
+    FileState,
+    FolderNames,
     Listing,
     Plain,
     Problem,
     Read,
     ReadFile,
     Rejected,
-    Seen,
     Source,
     SourceFolder,
     SourceRequest,
-    Top,
     Walked,
     bytewise,
     listed,
@@ -59,6 +59,7 @@ _LEFT = _OF_MANAGERS | _OF_SYSTEMS
 _FIRST = frozenset(b"".join(name[:1] + name[:1].upper() for name in _LEFT))
 _OWN = re.compile(rb"manifest\.json|\d{5,}-[0-9a-f]{8}\.index")  # of `shardio index`, on top
 _SHOWN = 20  # names that are noted
+_LOOKED = 3  # folders that are looked into to tell what a folder is
 Above = tuple[tuple[int, int], ...]  # devices and inodes of a folder and those it lies in
 
 
@@ -80,14 +81,14 @@ class FileSource(Source):
 
     def will_need(self, place: int) -> None:
         """Announce the files of a record."""
-        for path, size in self._files(place):
+        for path, size, _ in self._files(place):
             self._root.will_need(path, size)
 
     def _read(self, read: ReadFile, place: int) -> Sample:
         raise NotImplementedError
 
-    def _files(self, place: int) -> Iterable[tuple[bytes, int]]:
-        """Return path and bytes of each file of a record."""
+    def _files(self, place: int) -> Iterable[tuple[bytes, int, int]]:
+        """Return path, bytes and time of change of each file of a record, as listed."""
         raise NotImplementedError
 
 
@@ -123,9 +124,36 @@ class DiskFolder:
     def __init__(self, path: bytes, ignores: Callable[[bytes], bool] = is_ignored) -> None:
         self.path, self.ignores = os.path.abspath(path), ignores
 
-    def top(self) -> Top:
-        """Return the names in it. Raises SourceError."""
-        return top(self.path, self.ignores)
+    def top(self) -> FolderNames:
+        """Return the names in it. Raises SourceError.
+
+        Ignored folders are no classes, nor are the links to a folder above: one more would shift
+        all labels behind it. A folder that cannot be listed is one: its label must not depend on
+        permissions.
+        """
+        root, found = self.path, FolderNames([], [], [], [])
+        if not os.path.isdir(root):
+            what = "it is a file" if os.path.exists(root) else "there is no such directory"
+            raise SourceError(f"{printable(root)}: expected a folder of images, but {what}")
+        try:
+            above = _above(root)
+            with os.scandir(root) as entries:
+                for entry in entries:
+                    try:
+                        is_folder = entry.is_dir()
+                    except OSError:  # a link into itself
+                        is_folder = False
+                    if not is_folder:
+                        found.files.append(entry.name)
+                    elif self.ignores(entry.name):
+                        found.ignored.append(entry.name)
+                    elif entry.is_symlink() and identity(entry.stat()) in above:
+                        found.loops.append(entry.name)
+                    else:
+                        found.folders.append(entry.name)
+        except OSError as error:
+            raise SourceError(f"{printable(root)}: cannot be listed: {error.strerror}") from None
+        return found
 
     def below(self, path: bytes) -> DiskFolder:
         """Return a folder in it."""
@@ -139,15 +167,13 @@ class DiskFolder:
         """Find every file below it."""
         return Walk(self.path, self.ignores, empty=empty).run()
 
-    def look(self, paths: Iterable[bytes]) -> Iterator[Seen]:
+    def look(self, paths: Iterable[bytes]) -> Iterator[FileState]:
         """Yield what each path leads to. Raises OSError."""
         with opened_folder(self.path) as folder:
-            before, seen = b"", Seen(0, 0, MISSING)
+            before, seen = b"", FileState(0, 0, MISSING)
             for path in paths:
                 if path != before:  # rows of one file are neighbours
-                    status, why = _look(folder, path)
-                    size, time = (0, 0) if status is None else (status.st_size, mtime(status))
-                    before, seen = path, Seen(size, time, why)
+                    before, seen = path, _look(folder, path)
                 yield seen
 
     @contextlib.contextmanager
@@ -270,19 +296,10 @@ def are_splits(folders: Sequence[bytes], splits: bool | None) -> bool:
     return bool(folders) and all(name in SPLITS for name in folders) if splits is None else splits
 
 
-def split_names(folder: SourceFolder, splits: bool | None = None) -> list[str]:
-    """Return the splits of a folder, or [""], without listing more than its top.
-
-    Raises SourceError.
-    """
-    folders = folder.top().folders
-    return [key_text(name) for name in sorted(folders)] if are_splits(folders, splits) else [""]
-
-
 def split_folders(
     source: SourceFolder,
     shown: str,
-    inside: Top,
+    inside: FolderNames,
     splits: bool | None,
     advise: Callable[[Collection[bytes]], str] = lambda folders: "",
 ) -> dict[str, SourceFolder]:
@@ -301,7 +318,19 @@ def split_folders(
     return {key_text(name): source.below(name) for name in sorted(folders)}
 
 
-def note_top(found: dict[str, Listing], folder: SourceFolder, inside: Top) -> None:
+def first_names(folder: SourceFolder) -> list[bytes]:
+    """Return the paths of files in a folder, and in the first few within it: there may be millions.
+
+    Raises SourceError for the folder itself.
+    """
+    folders, names, *_ = folder.top()
+    for inner in sorted(folders)[:_LOOKED]:
+        with contextlib.suppress(SourceError):  # one that cannot be listed: its problem, later
+            names += [inner + b"/" + name for name in folder.below(inner).top().files]
+    return names
+
+
+def note_top(found: dict[str, Listing], folder: SourceFolder, inside: FolderNames) -> None:
     """Count and name what is ignored in a folder that no walk meets.
 
     found: the listings, of which the first takes it; inside: what lies in the folder.
@@ -310,38 +339,6 @@ def note_top(found: dict[str, Listing], folder: SourceFolder, inside: Top) -> No
     name, first = next(iter(found.items()))
     notes = [*note_ignored(inside.ignored), *first.notes]
     found[name] = replace(first, ignored=first.ignored + len(ignored), notes=notes)
-
-
-def top(root: bytes, ignores: Callable[[bytes], bool] = is_ignored) -> Top:
-    """Return the names in a folder.
-
-    Ignored folders are no classes, nor are the links to a folder above: one more would shift all
-    labels behind it. A folder that cannot be listed is one: its label must not depend on
-    permissions.
-    """
-    found = Top([], [], [], [])
-    if not os.path.isdir(root):
-        what = "it is a file" if os.path.exists(root) else "there is no such directory"
-        raise SourceError(f"{printable(root)}: expected a folder of images, but {what}")
-    try:
-        above = _above(root)
-        with os.scandir(root) as entries:
-            for entry in entries:
-                try:
-                    is_folder = entry.is_dir()
-                except OSError:  # a link into itself
-                    is_folder = False
-                if not is_folder:
-                    found.files.append(entry.name)
-                elif ignores(entry.name):
-                    found.ignored.append(entry.name)
-                elif entry.is_symlink() and identity(entry.stat()) in above:
-                    found.loops.append(entry.name)
-                else:
-                    found.folders.append(entry.name)
-    except OSError as error:
-        raise SourceError(f"{printable(root)}: cannot be listed: {error.strerror}") from None
-    return found
 
 
 def _above(root: bytes) -> Above:
@@ -471,23 +468,21 @@ def unfit_size(size: int) -> str | None:
     return None if size <= MAX_FILE else f"is {size:,} bytes; the limit is {MAX_FILE:,}"
 
 
-def _look(folder: int, path: bytes) -> tuple[os.stat_result | None, str | None]:
-    """Return what a path leads to, and why it can be no file of a record.
-
-    folder: a descriptor of the folder that the path is relative to.
-    """
+def _look(folder: int, path: bytes) -> FileState:
+    """Return what a path leads to. folder: a descriptor of the folder it is relative to."""
     try:
         status = os.stat(path, dir_fd=folder)
-        return status, unfit(status)
+        return FileState(status.st_size, mtime(status), unfit(status))
     except FileNotFoundError:
+        why = MISSING
         with contextlib.suppress(OSError):
             os.stat(path, dir_fd=folder, follow_symlinks=False)
-            return None, "is a link to nothing"
-        return None, MISSING
+            why = "is a link to nothing"
     except OSError as error:
-        return None, f"cannot be followed: {error.strerror}"
+        why = f"cannot be followed: {error.strerror}"
     except ValueError:
-        return None, "its path has a byte of 0"
+        why = "its path has a byte of 0"
+    return FileState(0, 0, why)
 
 
 def first_sign(path: bytes) -> bytes:

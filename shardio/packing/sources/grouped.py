@@ -90,20 +90,16 @@ class Members(FileSource):
             "mtimes": files.mtimes[at],
         }
 
-    def _files(self, place: int) -> Iterator[tuple[bytes, int]]:
+    def _files(self, place: int) -> Iterator[tuple[bytes, int, int]]:
         files = self._records
         for at in range(int(files.starts[place]), int(files.starts[place + 1])):
-            yield files.path(place, at), int(files.sizes[at])
+            yield files.path(place, at), int(files.sizes[at]), int(files.mtimes[at])
 
     def _read(self, read: ReadFile, place: int) -> Sample:
-        files = self._records
-        sample = {KEY: files.keys[place], **self._none}
-        for at in range(int(files.starts[place]), int(files.starts[place + 1])):
-            which = int(files.which[at])
-            size, mtime = int(files.sizes[at]), int(files.mtimes[at])
-            decode = self._decoders[which]
-            path = files.path(place, at)
-            sample[self._names[which]] = read_field(read, path, size, mtime, decode)
+        sample = {KEY: self._records.keys[place], **self._none}
+        for at, file in enumerate(self._files(place), int(self._records.starts[place])):
+            which = int(self._records.which[at])
+            sample[self._names[which]] = read_field(read, *file, self._decoders[which])
         return sample
 
 

@@ -45,7 +45,6 @@ from .base import (
 from .files import (
     BESIDE,
     SPLITS,
-    DiskFolder,
     FileSource,
     check_loose,
     folder_of,
@@ -90,12 +89,12 @@ class Folder(FileSource):
             "beside": self._beside[places],
         }
 
-    def _files(self, place: int) -> list[tuple[bytes, int]]:
-        return [(self._keys[place], int(self._sizes[place]))]
+    def _files(self, place: int) -> list[tuple[bytes, int, int]]:
+        return [(self._keys[place], int(self._sizes[place]), int(self._mtimes[place]))]
 
     def _read(self, read: ReadFile, place: int) -> Sample:
-        key = self._keys[place]
-        data = read(key, int(self._sizes[place]), int(self._mtimes[place]))
+        [(key, size, mtime)] = self._files(place)
+        data = read(key, size, mtime)
         if image_type(data) is None:
             raise Rejected(no_image(data) + self._hint(place))
         sample: Sample = {KEY: key, "image": data}
@@ -137,9 +136,7 @@ def list_records(request: SourceRequest) -> Listings:
             "so already"
         )
     request.refuse_root("the images of a folder")
-    found = image_folder(
-        request.path, request.splits, folder_of(request), request.shown, request.label
-    )
+    found = image_folder(request)
     if request.where is not None:
         found = {name: _chosen(listing, request) for name, listing in found.items()}
     if request.looked is not None:
@@ -167,26 +164,19 @@ def _numbered(path: bytes) -> tuple[str, ...] | None:
     return None
 
 
-def image_folder(
-    source: bytes,
-    splits: bool | None = None,
-    folder: SourceFolder | None = None,
-    shown: str = "",
-    label: str | None = None,
-) -> Listings:
+def image_folder(request: SourceRequest) -> Listings:
     """List a folder of images, by split; the one split is "" when there are none.
 
     Top folders are classes, and files in folders within them belong to them too; without folders
     there are no classes. When all top folders have names of splits (or `splits` says so), each is
     a folder of images by itself, with the classes of all of them together.
 
-    folder: where it lies, if not on this machine. shown: its name in messages. label: a regular
-    expression that finds the class of an image in its path; folders are then no classes.
-    Raises SourceError.
+    Where --label finds the class of an image in its path, folders are no classes. Raises
+    SourceError.
     """
-    folder, shown = folder or DiskFolder(source), shown or printable(source)
+    folder, label, splits = folder_of(request), request.label, request.splits
     inside = folder.top()
-    folders = split_folders(folder, shown, inside, splits, _advise)
+    folders = split_folders(folder, request.shown, inside, splits, _advise)
     tops = {name: folders[name].top() if name else inside for name in folders}
     if label is not None:
         found = _labelled(folders, re.compile(label))
@@ -198,7 +188,7 @@ def image_folder(
             for name, one in tops.items()
         }
     for name in found:
-        found[name].check_some(f"{shown}/{printable(name)}" if name else shown)
+        found[name].check_some(request.show(name))
     if list(found) != [""]:
         note_top(found, folder, inside)
     if folder.in_archives and len(classes) == 1 and label is None:

@@ -165,7 +165,7 @@ def join(found: Listings, request: SourceRequest) -> Listings:
 
 
 @dataclass(frozen=True)
-class _Given:
+class _TableFile:
     """A table as it was given."""
 
     shown: str
@@ -173,7 +173,7 @@ class _Given:
     by_order: bool  # row i is of image i, in the order of their paths
 
 
-def _read(given: str, request: SourceRequest) -> _Given:
+def _read(given: str, request: SourceRequest) -> _TableFile:
     """Read `FILE` or `FILE:COLUMNS`. Raises SourceError, OptionError."""
     path, colon, listed = given.rpartition(":")
     if not colon or "/" in listed or os.path.lexists(given):
@@ -192,7 +192,7 @@ def _read(given: str, request: SourceRequest) -> _Given:
         if match[1]:
             columns[match[1]] = Column("int", np.arange(table.rows) + int(match[2] or 1))
     by_order = any(not match[1] for match in numbered.values())
-    return _Given(printable(path), Table(columns, table.rows), by_order)
+    return _TableFile(printable(path), Table(columns, table.rows), by_order)
 
 
 class _Columns:
@@ -327,7 +327,7 @@ class _Columns:
 
     # what tables are about
 
-    def _add_by_name(self, given: Sequence[_Given]) -> list[_Given]:
+    def _add_by_name(self, given: Sequence[_TableFile]) -> list[_TableFile]:
         """Add the columns of tables whose rows name images; return the other tables."""
         waiting, found = [], []
         for one in given:
@@ -364,7 +364,7 @@ class _Columns:
             self._add(one, rows, column)
         return waiting
 
-    def _add_by_order(self, one: _Given) -> None:
+    def _add_by_order(self, one: _TableFile) -> None:
         """Add the columns of a table whose row i is of image i."""
         count = len(self._images.paths)
         if one.table.rows != count or len(self._images.listings) > 1:
@@ -377,7 +377,7 @@ class _Columns:
         self.notes.append(f"{one.shown}: rows in the order of paths, from {first} to {last}")
         self._add(one, np.arange(count), None)
 
-    def _add_by_column(self, one: _Given) -> bool:
+    def _add_by_column(self, one: _TableFile) -> bool:
         """Add the columns of a table that has one by the name of another's."""
         for name in one.table.columns:
             if name not in self._columns:
@@ -397,7 +397,7 @@ class _Columns:
             return True
         return False
 
-    def _add(self, one: _Given, rows: Ints, link: str | None) -> None:
+    def _add(self, one: _TableFile, rows: Ints, link: str | None) -> None:
         """Add all columns but the one that rows were found by. rows: (images,) of the table."""
         for name, column in one.table.columns.items():
             if name == link:
@@ -496,7 +496,7 @@ def _range(theirs: str, names: list[str]) -> list[str]:
     return names[names.index(ends[1]) : names.index(ends[2]) + 1]
 
 
-def _refusal(one: _Given, paths: Sequence[bytes]) -> SourceError:
+def _refusal(one: _TableFile, paths: Sequence[bytes]) -> SourceError:
     """Return the error for a table that says nothing of the images."""
     columns = (
         f"{printable(name)} ({', '.join(map(printable, filter(None, texts(column, 2))))})"

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from .base import Ints, Problem, Seen, Top, Walked
+from .base import FileState, FolderNames, Ints, Problem, Walked
 from .files import LOOP, MISSING, is_ignored, is_own, note_ignored, unfit_size
 
 
@@ -44,7 +44,7 @@ class ListedFolder:
         """Return all files, of this folder and those it lies in. Raises StorageError."""
         raise NotImplementedError
 
-    def top(self) -> Top:
+    def top(self) -> FolderNames:
         """Return the names in it. Raises StorageError."""
         keys, at, stop = self._range()
         folders: dict[bytes, bool] = {}
@@ -71,7 +71,7 @@ class ListedFolder:
             else:
                 files.append(name)
         ignored = [name for name in folders if self.ignores(name)]
-        return Top([name for name in folders if name not in ignored], files, loops, ignored)
+        return FolderNames([name for name in folders if name not in ignored], files, loops, ignored)
 
     def is_there(self) -> bool:
         """Return True if files lie in it. Raises OptionError, StorageError."""
@@ -89,10 +89,10 @@ class ListedFolder:
 
         def is_left_out(path: bytes) -> bool:
             parts = path.split(b"/")
-            if any(map(self.ignores, parts)):
-                hidden = next(i for i, part in enumerate(parts) if self.ignores(part))
-                ignored.add(b"/".join(parts[: hidden + 1]))
-                return True
+            for count, part in enumerate(parts, 1):
+                if self.ignores(part):
+                    ignored.add(b"/".join(parts[:count]))
+                    return True
             return is_own(parts[0])
 
         plain = None  # a folder whose files are left out by their own names alone
@@ -124,7 +124,7 @@ class ListedFolder:
             [*listed.notes, *notes],
         )
 
-    def look(self, paths: Iterable[bytes]) -> Iterator[Seen]:
+    def look(self, paths: Iterable[bytes]) -> Iterator[FileState]:
         """Yield what each path leads to. Raises StorageError."""
         listed = self.listed
         problems = dict(listed.problems)
@@ -133,11 +133,11 @@ class ListedFolder:
             place = bisect_left(listed.paths, full) if full is not None else len(listed.paths)
             if place < len(listed.paths) and listed.paths[place] == full:
                 size = int(listed.sizes[place])
-                yield Seen(size, int(listed.stamps[place]), unfit_size(size))
+                yield FileState(size, int(listed.stamps[place]), unfit_size(size))
             elif full is None:
-                yield Seen(0, 0, self.outside)
+                yield FileState(0, 0, self.outside)
             else:
-                yield Seen(0, 0, problems.get(full, MISSING))
+                yield FileState(0, 0, problems.get(full, MISSING))
 
     def will_need(self, path: bytes, size: int) -> None:
         """Do nothing."""

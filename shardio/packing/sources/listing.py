@@ -16,7 +16,7 @@ import hashlib
 import os
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -384,28 +384,20 @@ def _of_files(paths: Column, rows: Ints, chosen: _Chosen, request: SourceRequest
     root = root_of(request)
     keys, kept, problems, paths = _named(paths, rows, request)
     order = bytewise(keys)
-    sizes, mtimes, good = array("q"), array("q"), []
-    missing = 0
     try:
-        seen = root.look(paths.data(kept[i]) for i in order)
-        for i, (size, mtime, why) in zip(order, seen, strict=True):
-            if why is None and (why := check_key(keys[i])) is None:
-                good.append(i)
-                sizes.append(size)
-                mtimes.append(mtime)
-            else:
-                missing += why == MISSING
-                problems.append((keys[i] or paths.data(kept[i]), why))
+        good, sizes, mtimes, unfit = look_at(
+            root, order, lambda i: paths.data(kept[i]), lambda i, size: check_key(keys[i])
+        )
     except OSError as error:
         raise OptionError(
             f"{printable(root.path)}: paths are relative to this folder, and it cannot be opened: "
             f"{error.strerror}; --root names another"
         ) from None
-    if keys and missing == len(keys):
+    problems += [(keys[i] or paths.data(kept[i]), why) for i, why in unfit]
+    if keys and sum(why == MISSING for _, why in unfit) == len(keys):
         raise SourceError(_nothing_there(problems, root, chosen, request))
-    found = [keys[i] for i in good]
+    found = [keys[i] for i in good.tolist()]
     kept_rows = np.array(kept, np.int64)[good]
-    sized = np.array(sizes, np.int64), np.array(mtimes, np.int64)
     numbered = _unique(found)
     if numbered:
         chosen.notes.append(
@@ -414,12 +406,36 @@ def _of_files(paths: Column, rows: Ints, chosen: _Chosen, request: SourceRequest
         )
         again = sorted(range(len(found)), key=found.__getitem__)
         found, kept_rows = [found[i] for i in again], kept_rows[again]
-        sized = sized[0][again], sized[1][again]
+        sizes, mtimes = sizes[again], mtimes[again]
     chosen.notes.extend(twins(found))
-    files = Files(root, paths, *sized)
-    listing = _listing(kept_rows, found, files, files.sizes, chosen, request, problems)
+    files = Files(root, paths, sizes, mtimes)
+    listing = _listing(kept_rows, found, files, sizes, chosen, request, problems)
     listing.check_some(request.shown)
     return listing
+
+
+def look_at(
+    root: SourceFolder,
+    numbers: Sequence[int],
+    path: Callable[[int], bytes],
+    refuse: Callable[[int, int], str | None],
+) -> tuple[Ints, Ints, Ints, list[tuple[int, str]]]:
+    """Return the numbers of files that can be packed, their sizes and times; and of the others.
+
+    refuse: says by number and size of a file that is there why it cannot be packed. Raises OSError.
+    """
+    good, sizes, mtimes = array("q"), array("q"), array("q")
+    unfit = []
+    seen = root.look(map(path, numbers))
+    for number, (size, mtime, why) in zip(numbers, seen, strict=True):
+        if (why := why or refuse(number, size)) is None:
+            good.append(number)
+            sizes.append(size)
+            mtimes.append(mtime)
+        else:
+            unfit.append((number, why))
+    found, sized, timed = (np.array(column, np.int64) for column in (good, sizes, mtimes))
+    return found, sized, timed, unfit
 
 
 def _named(

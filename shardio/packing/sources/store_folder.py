@@ -24,7 +24,7 @@ from ...storage.client import RequestError
 from ...storage.listing import PAGE
 from ...storage.ranges import Range
 from ...storage.remote import RemoteLocation
-from .base import ReadFile, Seen, SourceRequest
+from .base import FileState, ReadFile, SourceRequest
 from .files import MISSING, ignores_nothing, is_ignored, unfit_size
 from .listed_folder import Listed, ListedFolder
 from .store_reader import AheadReader, StoredObject, stamp_of, stamp_of_reply
@@ -96,7 +96,7 @@ class StoreFolder(ListedFolder):
         """Return a folder in it."""
         return StoreFolder(self._location, self.within(path), self._objects, self.ignores)
 
-    def look(self, paths: Iterable[bytes]) -> Iterator[Seen]:
+    def look(self, paths: Iterable[bytes]) -> Iterator[FileState]:
         """Yield what each path leads to. Raises StorageError."""
         wanted = list(paths)
         if self._is_listed_for(len(wanted)):
@@ -151,21 +151,21 @@ class StoreFolder(ListedFolder):
         """Say that a path leads out of the URL."""
         return f"is no path below {self._location.url}"
 
-    def _look_at_each(self, paths: Iterable[bytes]) -> Iterator[Seen]:
+    def _look_at_each(self, paths: Iterable[bytes]) -> Iterator[FileState]:
         """Yield what each path leads to, by a request for each."""
         asked: deque[Range | None] = deque()
 
-        def settle() -> Seen:
+        def settle() -> FileState:
             one = asked.popleft()
             if one is None:
-                return Seen(0, 0, self.outside)
+                return FileState(0, 0, self.outside)
             try:
                 found = self._reader.wait(one)
             except FileNotFoundError:
-                return Seen(0, 0, MISSING)
+                return FileState(0, 0, MISSING)
             finally:
                 one.release()
-            return Seen(found.size, stamp_of_reply(found), unfit_size(found.size))
+            return FileState(found.size, stamp_of_reply(found), unfit_size(found.size))
 
         for path in paths:
             known = self.full(path) is not None

@@ -332,7 +332,10 @@ def _way_out(text: str) -> str:
 
 def _csv(path: bytes, delimiter: str = ",") -> Table:
     with contextlib.closing(_Lines(path)) as lines, _csv_errors(lines):
-        return _delimited(lines, csv.reader(lines, delimiter=delimiter, strict=True), delimiter)
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
+        names = next(reader, [])
+        _check_header(lines, names, delimiter)
+        return _filled(lines, ((reader.line_num, row) for row in reader), names)
 
 
 @contextlib.contextmanager
@@ -355,12 +358,6 @@ _CSV_ERRORS = {  # what `csv` says, and what that means here
     ),
     "end of data": "the last cell's quote is not closed",
 }
-
-
-def _delimited(lines: _Lines, reader: Any, delimiter: str) -> Table:
-    names: list[str] = next(reader, [])
-    _check_header(lines, names, delimiter)
-    return _filled(lines, ((reader.line_num, row) for row in reader), names)
 
 
 def _filled(lines: _Lines, numbered: Iterable[tuple[int, list[str]]], names: list[str]) -> Table:

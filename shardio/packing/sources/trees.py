@@ -118,16 +118,16 @@ class Trees(FileSource):
         taken = (_taken(tree, places.tolist()) for tree in self._trees)
         return {"files": [[tree.paths, tree.sizes, tree.mtimes] for tree in taken]}
 
-    def _files(self, place: int) -> Iterator[tuple[bytes, int]]:
+    def _files(self, place: int) -> Iterator[tuple[bytes, int, int]]:
         for tree in self._trees:
-            yield tree.pattern.folder + tree.paths[place], int(tree.sizes[place])
+            path = tree.pattern.folder + tree.paths[place]
+            yield path, int(tree.sizes[place]), int(tree.mtimes[place])
 
     def _read(self, read: ReadFile, place: int) -> Sample:
         sample: Sample = {KEY: self._keys[place]}
-        for tree, decode in zip(self._trees, self._decoders, strict=True):
-            path = tree.pattern.folder + tree.paths[place]
-            size, mtime = int(tree.sizes[place]), int(tree.mtimes[place])
-            sample[tree.name] = read_field(read, path, size, mtime, decode)
+        files = zip(self._trees, self._decoders, self._files(place), strict=True)
+        for tree, decode, file in files:
+            sample[tree.name] = read_field(read, *file, decode)
         return sample
 
 
