@@ -13,7 +13,7 @@ from ..errors import DamageError, NotPackedError, OptionError, SourceChangedErro
 from ..formats import manifest
 from ..storage import lock
 from . import journal, output_dir
-from .options import ImageOptions, PackOptions
+from .options import PackCall, PackOptions
 from .plan import Plan, changed
 from .sources.base import SourceRequest
 
@@ -71,28 +71,27 @@ def lost(out: str) -> SourceChangedError:
 def refuse_others(
     out: str,
     planned: Plan,
-    asked: SourceRequest,
-    wanted: PackOptions,
-    images: ImageOptions,
+    request: SourceRequest,
+    call: PackCall,
     classes: tuple[str, ...] | None,
 ) -> None:
     """Raise OptionError for what is given, and was planned otherwise.
 
-    wanted: the options that are given, with defaults for the others. classes: those of the dataset
-    whose numbering is to be taken.
+    classes: those of the dataset whose numbering is to be taken.
     """
     assert planned.ahead is not None
-    given = {name: one for name, one in wanted.record().items() if one != _DEFAULTS.get(name)}
-    if images.quality is None:
+    options = call.options(request.kind).record()
+    given = {name: one for name, one in options.items() if one != _DEFAULTS.get(name)}
+    if call.images.quality is None:
         given.pop("quality", None)
-    if asked.kind is None:
+    if request.kind is None:
         given.pop("source", None)
     was = planned.options.record()
     lines = changed({name: was.get(name) for name in given}, given)
-    if asked.fields:
-        lines += changed({"fields": planned.ahead["fields"]}, {"fields": dict(asked.fields)})
-    if asked.splits is not None and bool(planned.options.splits) != asked.splits:
-        lines += changed({"splits": not asked.splits}, {"splits": asked.splits})
+    if request.fields:
+        lines += changed({"fields": planned.ahead["fields"]}, {"fields": dict(request.fields)})
+    if request.splits is not None and bool(planned.options.splits) != request.splits:
+        lines += changed({"splits": not request.splits}, {"splits": request.splits})
     if classes is not None and classes != planned.classes:
         lines.append("classes: others, or in another order")
     if lines:
@@ -102,9 +101,9 @@ def refuse_others(
             + "What is not given is as it was planned: leave these options out; or plan anew, with "
             "`shardio plan --restart`"
         )
-    if planned.ahead["root"] != (asked.root is not None):
+    if planned.ahead["root"] != (request.root is not None):
         raise OptionError(
-            f"{printable(out)}: its plan was made {'with' if asked.root is None else 'without'} "
+            f"{printable(out)}: its plan was made {'with' if request.root is None else 'without'} "
             "--root, which it does not hold: "
-            + ("give it, as this machine reaches it" if asked.root is None else "leave it out")
+            + ("give it, as this machine reaches it" if request.root is None else "leave it out")
         )

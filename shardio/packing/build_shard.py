@@ -37,7 +37,6 @@ class Work:
     directory: str
     token: str
     skip: bool  # leave out what cannot be packed
-    dataset_id: bytes
     # By number, names of files that may be this shard, from an interrupted packing.
     finished: Mapping[int, Sequence[str]]
     sent: Mapping[int, Built] = field(default_factory=dict)  # what an object store has of it
@@ -55,20 +54,20 @@ def build_or_keep(work: Work, number: int, add: Callable[[int], None]) -> Built:
         add(int(work.plan.shard_bytes[number]))
         return work.sent[number]
     names = work.finished.get(number, ())
-    found = [kept for name in names if (kept := _keep(work, number, name))]
+    found = [kept for name in names if (kept := _keep_finished(work, number, name))]
     if found:
         add(int(work.plan.shard_bytes[number]))
         return min(found, key=lambda kept: len(kept.problems))
-    return _build(work, number, add) if work.builds else Built(None)
+    return _build_anew(work, number, add) if work.builds else Built(None)
 
 
-def _build(work: Work, number: int, add: Callable[[int], None]) -> Built:
+def _build_anew(work: Work, number: int, add: Callable[[int], None]) -> Built:
     plan, options = work.plan, work.plan.options
     keys, listed, _, places, source = plan.rows(number)
     assert source is not None
     sizes = listed.tolist()
-    schema, format = Schema(plan.fields), options.format
-    shard = ShardWriter(work.directory, work.token, schema, work.dataset_id, number, format)
+    naming = Schema(plan.fields), plan.dataset_id, number, options.format
+    shard = ShardWriter(work.directory, work.token, *naming)
     problems: list[Problem] = []
     reencoded = Reencoded()
     try:
@@ -106,25 +105,24 @@ def _build(work: Work, number: int, add: Callable[[int], None]) -> Built:
         shard.commit(info.name)
         built = Built(info, shard.blob_bytes, reencoded=reencoded, problems=problems)
         if work.note:
-            note_built(work.directory, work.dataset_id, built)
+            note_built(work.directory, plan.dataset_id, built)
         add(done)
     finally:
         shard.discard()  # unless it has its name
     return built
 
 
-def _keep(work: Work, number: int, name: str) -> Built | None:
+def _keep_finished(work: Work, number: int, name: str) -> Built | None:
     """Return a finished shard, if it is whole, and holds all that the plan gives it."""
     plan = work.plan
     here = local.LocalDirectory(work.directory)
     try:
         with contextlib.closing(here.open(name)) as file:
-            note = read_built(work.directory, name, work.dataset_id) if work.quick else None
-            noted = None if note is None else note.info
-            digest = file.sha256() if noted is None else noted.sha256
+            note = read_built(work.directory, name, plan.dataset_id) if work.quick else None
+            digest = note.info.sha256 if note and note.info else file.sha256()
             if manifest.shard_name(number, digest, plan.options.format) != name:
                 return None
-            shard = open_own(file, name, work.dataset_id)
+            shard = open_own(file, name, plan.dataset_id)
             # Left out are only files that a part was told to skip; building anew finds out why.
             left_out: list[Problem] = []
             if not work.builds:
@@ -134,17 +132,17 @@ def _keep(work: Work, number: int, name: str) -> Built | None:
             if found != (plan.fields, number, expected):
                 return None
             info = ShardInfo(name, number, shard.records, file.size, digest, shard.index_checksum)
-            reencoded = Reencoded()
-            if note is not None:
-                reencoded = note.reencoded
-            elif plan.options.jpeg_tiles:  # nobody knows any more why others are none
+            reencoded = Reencoded() if note is None else note.reencoded
+            if (
+                note is None and plan.options.jpeg_tiles
+            ):  # nobody knows any more why others are none
                 images = (one.get("image") for one in shard.scan(0, shard.records))
                 reencoded.tiles = sum(
                     one is not None and jpeg_tiles.tiles(one) is not None for one in images
                 )
             built = Built(info, shard.blob_bytes(), True, reencoded, left_out)
             if work.note:  # its part may have been killed before it wrote one
-                note_built(work.directory, work.dataset_id, built)
+                note_built(work.directory, plan.dataset_id, built)
             return built
     except (FileNotFoundError, DamageError, StorageError, VersionError):
         return None

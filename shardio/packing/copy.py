@@ -39,6 +39,7 @@ from ..storage.upload import Upload
 from ..units import check_bool, check_group, check_int, show_count, show_size
 from . import output_dir
 from .objects import LOOKS, each, looked
+from .options import PathLike
 from .parts import Announce, PartOptions, show_closing
 from .process_pool import Executor, Progress, Report, check_executor, run
 
@@ -46,8 +47,6 @@ JOBS = 4  # uploads at once, each of 4 parts: 200 MB of memory
 _PIECE = 8 << 20  # bytes that are read, hashed and written at a time
 _AGAIN = 3  # times that a file that came damaged from a store is read anew
 _AHEAD = 64 << 20  # bytes of the next file that are asked for, while the one before is copied
-
-PathLike = str | bytes | os.PathLike[str]
 
 
 @dataclass
@@ -152,7 +151,7 @@ def copy(
     here = check_group("storage", storage, Storage)
     index, into = locate(source, here), locate_target(target, to, source, here)
     root = None if here.root is None else locate(here.root, here)
-    work = list(_planned(index, root, into, chosen))
+    work = list(_work_of(index, root, into, chosen))
     _refuse_itself([index, *([] if root is None else [root])], into)
     output_dir.refuse_images(into)
     done = Copied(into.url, part=chosen.chosen)
@@ -203,7 +202,7 @@ class _Count:
 # --- from what is asked for to a list of files ----------------------------------------------------
 
 
-def _planned(
+def _work_of(
     index: Location, root: Location | None, into: Target, chosen: PartOptions
 ) -> Iterator[_Work]:
     """Yield the datasets that are to be copied, and what names them as splits, last."""

@@ -131,13 +131,13 @@ def export(
     """
     check_bool(overwrite=overwrite)
     check_executor(executor)
-    share = PartOptions(part=part, parts=parts, stagger_s=stagger_s).begun(announce)
+    chosen = PartOptions(part=part, parts=parts, stagger_s=stagger_s).begun(announce)
     options, target = with_root(storage, root), local_path(directory)
     kind = exporter(format)
-    if not kind.shards and (share.chosen is not None or executor is not None):
+    if not kind.shards and (chosen.chosen is not None or executor is not None):
         what = "part" if executor is None else "executor"
         raise OptionError(f"{what} is given, but {format} has no shards to share out: leave it out")
-    if executor is not None and share.chosen is not None:
+    if executor is not None and chosen.chosen is not None:
         raise OptionError("executor is given, which writes all parts: leave part out")
     if keys not in ("own", "number"):
         raise OptionError(f"keys is {keys!r}: expected 'own' or 'number'")
@@ -146,13 +146,13 @@ def export(
             raise OptionError(f"shard_size: {format} has no shards; leave it out")
         shard_size = check_size("shard_size", shard_size)
     datasets = _opened(locate(path, options), target, options, kind)
-    chosen = {name: _fields(one.manifest, fields, kind, format) for name, one in datasets.items()}
+    selected = {name: _fields(one.manifest, fields, kind, format) for name, one in datasets.items()}
     by_number = keys == "number"
-    request = _Request(target, format, kind, datasets, chosen, shard_size, by_number, progress)
+    request = _Request(target, format, kind, datasets, selected, shard_size, by_number, progress)
     what, before = request.seal(), receipt.load(target)
     if overwrite and kind.ours is not None:
         _refuse_others(target, _places(kind, datasets), kind.ours, before)
-    if share.chosen is None:
+    if chosen.chosen is None:
         if executor is not None:
             call: dict[str, Any] = {"format": format, "fields": fields, "keys": keys}
             call |= {"shard_size": shard_size, "root": root, "storage": storage}
@@ -164,8 +164,8 @@ def export(
     resumed = not before.complete and before.what == what
     if not (overwrite or resumed):
         refuse_taken(target, _BESIDE)
-    with export_parts.owned(target, what, share.chosen):
-        return _export_part(request, what, share)
+    with export_parts.owned(target, what, chosen.chosen):
+        return _export_part(request, what, chosen)
 
 
 def _export(request: _Request, what: str, before: Receipt, overwrite: bool, parts: int) -> Exported:
@@ -216,7 +216,7 @@ class _Request:
     format: str
     kind: type[Target]
     datasets: Mapping[str, ShardSequence]  # by split
-    chosen: Mapping[str, tuple[list[Field], Field | None]]  # fields of each, and its key
+    fields: Mapping[str, tuple[list[Field], Field | None]]  # fields of each, and its key
     shard_size: int | None
     numbered: bool
     progress: Progress | None
@@ -225,7 +225,7 @@ class _Request:
     def seal(self) -> str:
         """Return what tells this export from others, so that a killed one is gone on with."""
         keys = "number" if self.numbered else "own"
-        values = (__version__, self.format, self.shard_size, keys, self.chosen)
+        values = (__version__, self.format, self.shard_size, keys, self.fields)
         seal = hashlib.sha256(repr(values).encode())
         for name, dataset in self.datasets.items():
             seal.update(key_bytes(name) + b"\0" + hashlib.sha256(dataset.manifest.dump()).digest())
@@ -257,14 +257,14 @@ def _opened(
     return datasets
 
 
-def _write(request: _Request, path: str, done: Exported, share: PartOptions) -> None:
+def _write(request: _Request, path: str, done: Exported, chosen: PartOptions) -> None:
     """Write all splits, or a part of each, into a folder. Raises Again, to begin anew."""
-    rows = {split: share.shards_of(len(one)) for split, one in request.datasets.items()}
+    rows = {split: chosen.shards_of(len(one)) for split, one in request.datasets.items()}
     total = sum(map(len, rows.values()))
     for split, dataset in request.datasets.items():
         folder = manifest.split_folder(path, request.kind.place(split))
         local.make_directory(folder)
-        shown, key = request.chosen[split]
+        shown, key = request.fields[split]
         # By URL each key would be a request; a failed export leaves nothing, whenever it fails.
         unknown = request.numbered or dataset.reader.storage.remote
         keys = list if unknown else dataset.stored_keys
@@ -282,7 +282,7 @@ def _write(request: _Request, path: str, done: Exported, share: PartOptions) -> 
         )
         own = rows[split]
         with contextlib.closing(target):
-            if share.chosen is not None and len(dataset):
+            if chosen.chosen is not None and len(dataset):
                 target.begin(dataset[0])
             for number, sample in zip(own, dataset[own.start : own.stop], strict=True):
                 if request.numbered:
@@ -325,28 +325,28 @@ def _write_one(
     add(done.records + done.without)
 
 
-def _export_part(request: _Request, what: str, share: PartOptions) -> Exported:
+def _export_part(request: _Request, what: str, chosen: PartOptions) -> Exported:
     """Write the files of a part into its folder, unless they are there."""
-    assert share.chosen is not None
-    name = export_parts.folder_name(what, share.chosen)
+    assert chosen.chosen is not None
+    name = export_parts.folder_name(what, chosen.chosen)
     folder = os.path.join(request.target, name)
     written = export_parts.load(folder)
     if written is None:
-        written = _write_part(request, name, share)
-    done = Exported(request.target, request.format, part=share.chosen)
+        written = _write_part(request, name, chosen)
+    done = Exported(request.target, request.format, part=chosen.chosen)
     _add(done, written)
     done.files, done.bytes = len(written.files), sum(written.files.values())
     return done
 
 
-def _write_part(request: _Request, name: str, share: PartOptions) -> Written:
+def _write_part(request: _Request, name: str, chosen: PartOptions) -> Written:
     """Write the files of a part into the folder of this name, anew."""
     shutil.rmtree(os.path.join(request.target, name), ignore_errors=True)
     while True:
         done = Exported(request.target, request.format)
         staging = Staging(request.target, replace=True, name=name)
         try:
-            _write(request, staging.path, done, share)
+            _write(request, staging.path, done, chosen)
             learned, files = dict(request.learned), _files(staging.path)
             counts = done.records, done.without
             written = Written(*counts, done.fields, done.notes, learned, files)
@@ -364,7 +364,7 @@ def _join_parts(request: _Request, what: str, parts: int, path: str, done: Expor
 
     Parts are written that nobody wrote, or that did not know what others learned.
     """
-    shares = [PartOptions(part=(number, parts)) for number in range(1, parts + 1)]
+    options = [PartOptions(part=(number, parts)) for number in range(1, parts + 1)]
     names = [export_parts.folder_name(what, (number, parts)) for number in range(1, parts + 1)]
     folders = [os.path.join(request.target, name) for name in names]
     found = [export_parts.load(folder) for folder in folders]
@@ -375,7 +375,7 @@ def _join_parts(request: _Request, what: str, parts: int, path: str, done: Expor
         one = found[at]
         if one is None or one.learned != request.learned:
             before = dict(request.learned)
-            one = found[at] = _write_part(request, names[at], shares[at])
+            one = found[at] = _write_part(request, names[at], options[at])
             if before != request.learned:
                 at = -1  # look at all of them again
         at += 1

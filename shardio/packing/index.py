@@ -183,14 +183,8 @@ def index(
     local.make_directory(folder)
     _refuse_other(folder, overwrite)
     dataset_id = dataset_id_of(found, wanted)
-    done = Indexed(
-        folder,
-        found.root,
-        found.format,
-        ignored=found.ignored,
-        notes=found.notes,
-        part=chosen.chosen,
-    )
+    done = Indexed(folder, found.root, found.format, part=chosen.chosen)
+    done.ignored, done.notes = found.ignored, found.notes
     shards = None if done.part is None else chosen.shards_of(len(found.names))
     with _working(folder, dataset_id, shards):
         _refuse_other(folder, overwrite)  # again: another may have been made a moment ago
@@ -573,13 +567,12 @@ def _images(
         )
     if format is None:
         _refuse_trees(root)
-    if out is not None:
-        folder, target = os.path.realpath(root), os.path.realpath(out)
-        if target != folder and f"{target}/".startswith(f"{folder.rstrip('/')}/"):
-            raise OptionError(
-                f"{printable(out)}: --out lies in the folder of images, where it would be a class; "
-                "choose a directory outside of it"
-            )
+    beside = out is None or os.path.realpath(out) == os.path.realpath(root)
+    if out is not None and not beside and output_dir.lies_in(out, place):
+        raise OptionError(
+            f"{printable(out)}: --out lies in the folder of images, where it would be a class; "
+            "choose a directory outside of it"
+        )
     listings = image_folder(SourceRequest(os.fsencode(root)))
     if list(listings) != [""]:
         raise SourceError(_each_split(root, listings, out))

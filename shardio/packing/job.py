@@ -85,7 +85,7 @@ class Job:
         Schema(plan.fields)  # too many, or what cannot be one: refused before all is locked
         self.plan, self.place, self.directory, self.run = plan, place, directory, run
         self._owner, self._request, self._reopen = owner, request, reopen
-        self._id, self._token = plan.dataset_id, local.token()
+        self._token = local.token()
         self._restart = run.plan.restart
         self._resumed: Plan | None = None  # the plan in the journal that we go on under
         self._shards = run.plan.shards_of(plan.shards)
@@ -157,7 +157,7 @@ class Job:
             if self._reopen is not None:  # `plan` has said them, and `commit` has them from it
                 problems = []
             journal.write_rejected(LocalDirectory(self.directory), problems, _SCAN)
-        return self._build(problems, report)
+        return self._build_shards(problems, report)
 
     def _own(self, shards: range | None = None) -> Owner | None:
         """Own the directory, or shards in it; None where another packer was faster."""
@@ -192,14 +192,16 @@ class Job:
         if problems is None and self.plan.problems:
             raise unpackable(self.plan.problems, self.directory, "the parts")
         ahead = self.plan.ahead is not None
-        self._build(self.plan.problems if ahead else problems or [], report)
+        self._build_shards(self.plan.problems if ahead else problems or [], report)
         missing = [number for number, one in enumerate(self._built) if one.info is None]
         if not missing:
             return None
         shown = show_missing(missing, self.plan.shards, self.run.parts)
         return f"{printable(self.directory)}: not packed: {shown}"
 
-    def _build(self, problems: Sequence[Problem], report: process_pool.Report) -> Sequence[Problem]:
+    def _build_shards(
+        self, problems: Sequence[Problem], report: process_pool.Report
+    ) -> Sequence[Problem]:
         """Build the shards, or check them; return all problems where nothing may be left out."""
         assert self._owner is not None
         self.result.unlocked = not self._owner.is_locked
@@ -208,7 +210,6 @@ class Job:
             self.directory,
             self._token,
             self.run.skip,
-            self._id,
             self._finished(),
             self._sent(),
             builds=not self.result.checked,
@@ -248,7 +249,7 @@ class Job:
     def _uploads(self) -> contextlib.AbstractContextManager[Uploads | None]:
         """Return the uploads of this packing; None where it goes into a directory."""
         if isinstance(self.place, RemoteLocation):
-            return Uploads(self.place, self.directory, self._id)
+            return Uploads(self.place, self.directory, self.plan.dataset_id)
         return contextlib.nullcontext()
 
     def _sent(self) -> dict[int, Built]:
@@ -319,7 +320,7 @@ class Job:
         infos = [one.info for one in self._built if one.info is not None]
         written = manifest.make(
             infos,
-            dataset_id=self._id,
+            dataset_id=self.plan.dataset_id,
             format=self.plan.options.format,
             schema=Schema(self.plan.fields),
             classes=self.plan.classes,
@@ -351,7 +352,8 @@ class Job:
         self._show_committed()
         with contextlib.suppress(SourceChangedError):  # the plan was in the journal, which is gone
             self.result.rejected = sorted({*self.result.rejected, *_shown(self.plan.problems)})
-        output_dir.clean_up(self.directory, stored=self._id if self.place.remote else None)
+        stored = self.plan.dataset_id if self.place.remote else None
+        output_dir.clean_up(self.directory, stored=stored)
         return []
 
     def _show_committed(self) -> None:
@@ -410,7 +412,7 @@ def show_pixels(work: Sequence[Job], announce: Announce | None) -> None:
 
 def _tasks(
     work: Work, shards: range, place: Target, run: Run, request: SourceRequest | None
-) -> tuple[piece.Build, Sequence[Any]]:
+) -> tuple[piece.BuildPiece, Sequence[Any]]:
     """Return what builds the shards, here or elsewhere, and what it is given for each."""
     if run.executor is None:
         return functools.partial(build_shard.build_or_keep, work), shards

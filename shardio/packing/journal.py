@@ -243,10 +243,7 @@ def _no_pieces(start: int, length: int) -> bytes:
 
 
 def parse(
-    data: bytes,
-    directory: str,
-    read: ReadBytes = _no_pieces,
-    reopen: Reopen | None = None,
+    data: bytes, directory: str, read: ReadBytes = _no_pieces, reopen: Reopen | None = None
 ) -> Plan:
     """Read the plan in a journal. Raises DamageError, NotPackedError where it has none.
 

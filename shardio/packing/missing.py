@@ -35,7 +35,7 @@ class Waiting:
         self._out, self._parts, self._overwrite = out, parts, overwrite
         self._plans: dict[str, tuple[tuple[int, int], Plan]] = {}  # by directory
 
-    def wait(self, limit_s: float, tell: Callable[[str], None]) -> None:
+    def wait(self, limit_s: float, announce: Callable[[str], None]) -> None:
         """Wait until nothing is missing. Raises NotPackedError after so many seconds."""
         began, told, last = time.monotonic(), -_TELL_S, ""
         while lines := self.missing():
@@ -43,7 +43,7 @@ class Waiting:
             if now >= limit_s:
                 raise NotPackedError(f"{text}\nNothing was committed: waited {limit_s:.0f} s")
             if text != last and now - told >= _TELL_S:
-                tell(f"waiting: {text}")
+                announce(f"waiting: {text}")
                 told, last = now, text
             time.sleep(min(_LOOK_S, limit_s - now))
 

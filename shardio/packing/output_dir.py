@@ -65,7 +65,7 @@ def check_working_directory(directory: str, source: Location, names: Sequence[st
             raise StorageError(f"{shown}: no permission to write into it")
     except StorageError as error:
         raise StorageError(f"{error}. Choose the working directory with --work-dir") from error
-    if _lies_in(directory, source):
+    if lies_in(directory, source):
         raise OptionError(
             f"{shown}: the working directory lies in the folder to be packed; choose one outside "
             "of it with --work-dir"
@@ -96,7 +96,7 @@ def remove_working_directory(directory: str, names: Sequence[str]) -> None:
             os.rmdir(manifest.split_folder(directory, name))
 
 
-def _lies_in(directory: str, source: Location | None) -> bool:
+def lies_in(directory: str, source: Location | None) -> bool:
     """Return whether a directory lies in the folder to be packed, or is it."""
     if not isinstance(source, LocalDirectory) or not os.path.isdir(source.root):
         return False
@@ -132,7 +132,7 @@ def check_place(place: Target, source: Location | None) -> None:
         if os.path.lexists(place.root) and not os.path.isdir(place.root):
             raise OptionError(f"{out}: expected a directory, or nothing yet; this is a file")
         local.check_directory(place.root)
-        inside = _lies_in(place.root, source)
+        inside = lies_in(place.root, source)
     elif isinstance(source, RemoteLocation):
         inside = f"{place.url.rstrip('/')}/".startswith(f"{source.url.rstrip('/')}/")
     if inside:

@@ -132,7 +132,7 @@ def pack(
     with _resumable(remote), contextlib.ExitStack() as owners:
         if executor is not None and not all(job.result.already for job in work):
             owners.enter_context(executor.connected(run.jobs))  # once for all splits
-        _build(request, work, owners, report)
+        _build_all(request, work, owners, report)
         if run.is_whole:
             _commit(place, work, work[0].plan.options.splits)
         if run.is_whole or all(job.result.already for job in work):
@@ -208,10 +208,8 @@ def commit(
     """
     check_bool(overwrite=overwrite, quick=quick)
     parts = None if parts is None else check_int("parts", parts)
-    run, out = (
-        Run(processes(jobs), overwrite, PlanOptions(), parts=parts, quick=quick),
-        local_path(out),
-    )
+    run = Run(processes(jobs), overwrite, PlanOptions(), parts=parts, quick=quick)
+    out = local_path(out)
     if wait_s is None:
         return _commit_parts(out, run, progress)
     began, waiting = time.monotonic(), Waiting(out, parts, overwrite)
@@ -375,13 +373,13 @@ def _from_plans(
         found = plans_done(place.url)
     if not found:
         return []
-    numbering, given = _numbering(call), call.options(request.kind)
+    numbering = _numbering(call)
     names = next(iter(found.values())).options.splits or [""]
     output_dir.check(place, request.location, names)
     work = []
     for name, planned in found.items():
         try:
-            refuse_others(place.url, planned, request, given, call.images, numbering)
+            refuse_others(place.url, planned, request, call, numbering)
         except OptionError:
             if done:
                 return []  # what is packed there says which option differs
@@ -400,7 +398,9 @@ def _from_plans(
         return []  # shards are gone
     first = next(iter(found.values()))
     if run.executor is None and first.ahead is not None and first.ahead["source"].get("archives"):
-        sources.detect_kind(replace(request, kind=given.source))  # once, not in each process
+        sources.detect_kind(
+            replace(request, kind=request.kind or "imagefolder")
+        )  # once, not in each process
     return work
 
 
@@ -477,7 +477,7 @@ def _listed(
     return [reencode.with_originals(one, request, n, keep) for n, one in found.items()]
 
 
-def _build(
+def _build_all(
     request: SourceRequest, work: list[Job], owners: contextlib.ExitStack, report: Report
 ) -> None:
     """Own each directory, until `owners` ends, and build its shards.

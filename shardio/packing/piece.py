@@ -25,7 +25,7 @@ from .plan import Plan, Rows
 from .sources.base import Plain, Source, SourceRequest
 from .uploads import Uploads
 
-Build = Callable[[Any, Callable[[int], None]], Built]
+BuildPiece = Callable[[Any, Callable[[int], None]], Built]
 
 
 class Piece(NamedTuple):
@@ -47,33 +47,33 @@ class Pieces(Sequence[Piece]):
 
     def __getitem__(self, at: Any) -> Any:
         rows = self._plan.rows(self._numbers[at])
-        its = _source(rows).piece(np.array(rows.places, np.int64))
+        piece = _source(rows).piece(np.array(rows.places, np.int64))
         rows = rows._replace(places=range(len(rows.keys)), source=None)
-        return Piece(self._numbers[at], rows, its)
+        return Piece(self._numbers[at], rows, piece)
 
 
 def cut(
     work: Work, numbers: range, request: SourceRequest, target: RemoteLocation | None
-) -> tuple[Build, Sequence[Piece]]:
+) -> tuple[BuildPiece, Sequence[Piece]]:
     """Return what builds shards on any machine, and the pieces that are given to it.
 
     target: the object store that is packed into.
     """
     described = _source(work.plan.rows(numbers[0])).describe() if numbers else {}
-    asked = replace(request, files=None, progress=None, tell=None)
+    request = replace(request, files=None, progress=None, tell=None)
     shipped = replace(work, plan=replace(work.plan, rows=_no_rows, problems=()))
     build = functools.partial(_build_and_upload, target) if target else build_piece
-    return functools.partial(build, shipped, asked, described), Pieces(work.plan, numbers)
+    return functools.partial(build, shipped, request, described), Pieces(work.plan, numbers)
 
 
 def build_piece(
-    work: Work, asked: SourceRequest, described: Plain, piece: Piece, add: Callable[[int], None]
+    work: Work, request: SourceRequest, described: Plain, piece: Piece, add: Callable[[int], None]
 ) -> Built:
     """Build a shard, or keep it, as `build_or_keep` does. described: the source as a whole."""
 
     def rows(number: int) -> Rows:
         options = work.plan.options
-        source = sources.reopen(asked, options.source, options.split, described, piece.source)
+        source = sources.reopen(request, options.source, options.split, described, piece.source)
         if work.plan.ahead is not None:
             source = Guarded(source, work.directory, number)
         return piece.rows._replace(source=source)
@@ -87,15 +87,15 @@ def build_piece(
 def _build_and_upload(
     target: RemoteLocation,
     work: Work,
-    asked: SourceRequest,
+    request: SourceRequest,
     described: Plain,
     piece: Piece,
     add: Callable[[int], None],
 ) -> Built:
     with tempfile.TemporaryDirectory(prefix="shardio-") as folder:
         there = replace(work, directory=folder, finished={})
-        built = build_piece(there, asked, described, piece, add)
-        with Uploads(target, folder, work.dataset_id) as uploads:
+        built = build_piece(there, request, described, piece, add)
+        with Uploads(target, folder, work.plan.dataset_id) as uploads:
             uploads.add(built)
             uploads.finish()
     return replace(built, uploaded=built.info is not None)

@@ -177,14 +177,14 @@ def size_of_pixels(listing: Listing, options: PackOptions) -> list[int]:
     )
 
 
-def with_originals(listing: Listing, asked: SourceRequest, split: str, keep: bool) -> Listing:
+def with_originals(listing: Listing, request: SourceRequest, split: str, keep: bool) -> Listing:
     """Add the field of the files' own bytes, where it is asked for, or the source has it.
 
     Raises OptionError where another field has its name.
     """
     there = ORIGINAL in dict(listing.fields)
-    if there and asked.kind == "dataset" and not {"image", ORIGINAL} & asked.fields.keys():
-        index = manifest.datasets_in(asked.location)[split]
+    if there and request.kind == "dataset" and not {"image", ORIGINAL} & request.fields.keys():
+        index = manifest.datasets_in(request.location)[split]
         if manifest.load(index).options.get("keep_original"):
             options = {**listing.options, "keep_original": True}
             return dataclasses.replace(listing, options=options)

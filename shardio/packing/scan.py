@@ -39,7 +39,7 @@ _SCALARS = frozenset(("int", "float", "bool"))
 
 
 @dataclass
-class Seen:
+class FieldValues:
     """The values that one field had."""
 
     types: set[str] = field(default_factory=set)
@@ -71,7 +71,7 @@ class Scanned:
     """One shard, as a scan found it."""
 
     info: ShardInfo | None = None  # None: nothing, because of `problems`
-    seen: Mapping[str, Seen] = field(default_factory=dict)
+    seen: Mapping[str, FieldValues] = field(default_factory=dict)
     blobs: int = 0
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names, by field
     row_group: tuple[int, int] = (0, 0)  # rows and bytes of the largest
@@ -79,12 +79,12 @@ class Scanned:
     problems: Sequence[Problem] = ()
 
 
-def dataset_id_of(found: Found, wanted: Mapping[str, str]) -> bytes:
+def dataset_id_of(found: Found, fields: Mapping[str, str]) -> bytes:
     """Return the 16 bytes of the id: of names and sizes, never of time, host or path."""
-    if found.dataset_id and not wanted:
+    if found.dataset_id and not fields:
         return found.dataset_id
     shards = list(zip(found.names, found.sizes, strict=True))
-    described = {"format": found.format, "fields": dict(wanted), "shards": shards}
+    described = {"format": found.format, "fields": dict(fields), "shards": shards}
     if found.dataset_id:
         described["id"] = found.dataset_id.hex()
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).digest()[:16]
@@ -126,19 +126,19 @@ def scan_all(
 
 
 def manifest_of(
-    found: Found, scanned: Sequence[Scanned], wanted: Mapping[str, str], dataset_id: bytes
+    found: Found, scanned: Sequence[Scanned], fields: Mapping[str, str], dataset_id: bytes
 ) -> tuple[manifest.Manifest, list[str]]:
     """Return the manifest of scanned shards, and the fields left out for their names."""
-    seen: dict[str, Seen] = defaultdict(Seen)
+    seen: dict[str, FieldValues] = defaultdict(FieldValues)
     for shard in scanned:
         for name, one in shard.seen.items():
             seen[name].types |= one.types
             seen[name].images &= one.images
     kinds = {name: _kind(one) for name, one in seen.items() if one.types}
-    left_out = [name for name in kinds if not nameable(name) and name not in wanted.values()]
+    left_out = [name for name in kinds if not nameable(name) and name not in fields.values()]
     for name in left_out:
         del kinds[name]
-    sources = _mapping(kinds, wanted)
+    sources = _mapping(kinds, fields)
     renamed = {name: source for name, source in sources.items() if name != source}
     classes = found.classes
     if classes is None and kinds.get(sources.get("label", "")) == "int":
@@ -191,7 +191,7 @@ def scan_shard(
     with contextlib.closing(file):
         places, checksums, hashes = array("Q"), array("Q"), array("I")  # of one: offset, length
         scalars: dict[str, list[Any]] = defaultdict(list)
-        seen: dict[str, Seen] = defaultdict(Seen)
+        seen: dict[str, FieldValues] = defaultdict(FieldValues)
         passed = blobs = 0
         for record, (offset, length, data, values) in enumerate(file.walk()):
             key = values.pop(KEY, None)
@@ -239,7 +239,7 @@ def _observe(
     values: Values,
     lists: bool,
     record: int,
-    seen: dict[str, Seen],
+    seen: dict[str, FieldValues],
     scalars: dict[str, list[Any]],
 ) -> int:
     """Note what the values of a record are; return the bytes of its blobs."""
@@ -265,7 +265,7 @@ def _observe(
     return blobs
 
 
-def _kind(seen: Seen) -> str:
+def _kind(seen: FieldValues) -> str:
     """Return the kind of a field, by the types of all its values."""
     if seen.types == {"bytes"}:
         return "image" if seen.images else "bytes"
@@ -281,14 +281,14 @@ def _kind(seen: Seen) -> str:
     return "json"
 
 
-def _mapping(kinds: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+def _mapping(kinds: Mapping[str, str], fields: Mapping[str, str]) -> dict[str, str]:
     """Return our name of each field, and theirs: image, label, then the others by name.
 
     Raises OptionError.
     """
-    check_known_fields(wanted, kinds)
-    sources = dict(wanted)
-    used = set(wanted.values())
+    check_known_fields(fields, kinds)
+    sources = dict(fields)
+    used = set(fields.values())
     for name, known, fitting in (
         ("image", IMAGES, ("image", "bytes")),
         ("label", LABELS, ("int", "float")),

@@ -18,7 +18,7 @@ from ..formats.foreign.base import MAX_SIDECAR, sidecar_checksum, sidecar_name
 from ..storage import local
 from ..storage.local import LocalDirectory
 from . import journal
-from .scan import Found, Scanned, Seen
+from .scan import FieldValues, Found, Scanned
 
 _LIMIT = 64 << 20  # bytes of a note: a shard may have many fields, and classes
 
@@ -52,7 +52,10 @@ def load(folder: str, found: Found, dataset_id: bytes, number: int) -> Scanned |
             return None
         return Scanned(
             ShardInfo(found.names[number], number, records, size, bytes.fromhex(sha256), sealed),
-            {name: Seen(set(types), images) for name, (types, images) in value["seen"].items()},
+            {
+                name: FieldValues(set(types), images)
+                for name, (types, images) in value["seen"].items()
+            },
             value["blobs"],
             {name: tuple(names) for name, names in value["classes"].items()},
             tuple(value["row_group"]),

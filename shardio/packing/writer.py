@@ -94,7 +94,7 @@ class Writer:
         self._process = os.getpid()
         self._shards: list[ShardInfo] = []
         self._blob_bytes = 0
-        self._seen = _Seen()
+        self._known_keys = _Keys()
         self._keys: list[bytes] = []  # of this shard
         self._shard: ShardWriter | None = None
         self._check_free()  # before there are samples, which may take hours
@@ -233,7 +233,7 @@ class Writer:
             shard.discard()
             self._shard = None
             return
-        self._seen.add(self._keys)
+        self._known_keys.add(self._keys)
         info = shard.finish()
         shard.commit(info.name)
         self._shard = None
@@ -292,7 +292,7 @@ def _shown_key(sample: Mapping[str, Any]) -> str:
     return printable(key if isinstance(key, (bytes, str)) else repr(key))
 
 
-class _Seen:
+class _Keys:
     """The hashes of all keys so far, 16 bytes each, in sorted runs that double in length."""
 
     def __init__(self) -> None:

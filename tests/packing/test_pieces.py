@@ -238,7 +238,7 @@ def test_a_shard_that_is_built_of_its_piece_alone_has_the_same_bytes(
         whole, *alone = (tmp_path / split / where for where in ("whole", "alone", "of a journal"))
         for directory in (whole, *alone):
             directory.mkdir(parents=True)
-        work = Work(plan, str(whole), "0" * 16, True, plan.dataset_id, {})
+        work = Work(plan, str(whole), "0" * 16, True, {})
         expected = [build_or_keep(work, number, no_progress) for number in range(plan.shards)]
         for directory, its in zip(alone, (plan, written), strict=True):
             there_work = dataclasses.replace(work, plan=its, directory=str(directory))
