@@ -34,6 +34,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -98,53 +99,43 @@ REQUEST = 128 << 10  # bytes: read-ahead of Linux, if nobody has set it
 _HEAP = 1.3
 
 
+@dataclass(eq=False)
 class Policy:
     """Announce storage ahead of use, and say what that costs; the subclasses are ways to do so.
 
     share            of one consumer
     mean_bytes       of a record in storage
     local_consumers  on this machine, this one included
-    run              bytes of storage that are read or announced at a time; default: RUN
+    run              bytes of storage that are read or announced at a time
     """
 
+    share: Partition | RowRanges
+    mean_bytes: float
+    local_consumers: int
+    run: int
+
     name = "page_cache"  # for programs: see Explanation.policy
-    waits: str  # where bytes wait, in words
+    waits = ""  # where bytes wait, in words
     reads_all = "random reads, for local flash or memory"  # a dataset that is shuffled as a whole
     # Shards read nothing ahead by themselves: records come in no order, or all was asked for.
     scattered = True
     budget = 0  # bytes that may be held in the process; 0: none are
     held_bytes = 0  # of records that were read and are not yet handed out
+    # By arithmetic: records that wait in the process, or come to it, at worst; and what is
+    # announced, and not yet read, in the page cache of this machine.
+    records_bytes = 0
+    cached_bytes = 0
 
-    def __init__(
-        self,
-        share: Partition | RowRanges,
-        mean_bytes: float,
-        local_consumers: int,
-        run: int | None = None,
-    ) -> None:
-        self.share, self.mean_bytes, self.local_consumers = share, mean_bytes, local_consumers
-        self.run = RUN if run is None else run
-        self.dataset_bytes = share.epoch.records * mean_bytes
-        self.window_bytes = share.epoch.window * mean_bytes  # of a span
+    def __post_init__(self) -> None:
+        """Do the arithmetic."""
+        epoch, mean = self.share.epoch, self.mean_bytes
+        self.dataset_bytes = epoch.records * mean
+        self.window_bytes = epoch.window * mean  # of a span
+        # That a reader of an object store asks for ahead of use.
+        self.in_flight = max(LEAST_IN_FLIGHT, IN_FLIGHT // self.local_consumers)
+        self.lead = max(epoch.unit, math.ceil(self.run / mean))  # records beyond a window
+        self.rows_ahead = self.share.batch_size or 1  # drawn before the first is handed out
 
-    # --- what it costs: nothing is read for that
-
-    @property
-    def in_flight(self) -> int:
-        """Return the bytes that a reader of an object store asks for ahead of use."""
-        return max(LEAST_IN_FLIGHT, IN_FLIGHT // self.local_consumers)
-
-    @property
-    def records_bytes(self) -> int:
-        """Return the bytes of records that wait in the process, or come to it, at worst."""
-        return 0
-
-    @property
-    def cached_bytes(self) -> int:
-        """Return what is announced, and not yet read, in the page cache of this machine."""
-        return 0
-
-    @property
     def first_batch_bytes(self) -> int:
         """Estimate the bytes that are read before the first batch: it alone, if windows grow."""
         batch = min(self.share.epoch.records, self.share.batch_size or 1)
@@ -166,20 +157,15 @@ class Policy:
         """
         return self.dataset_bytes * part, self.share.epoch.records * part
 
-    # --- what it does
-
     def open(self, reader: Reader, selection: Selection | None) -> None:
         """Get ready to read. selection: the records that the epoch is of; None: all."""
         self._reader, self._selection = reader, selection
         self._starts = reader.starts if selection is None else selection.starts
-        # Records that are held or announced beyond a window.
-        self.lead = max(self.share.epoch.unit, math.ceil(self.run / self.mean_bytes))
-        self.rows_ahead = self.share.batch_size or 1  # drawn before the first is handed out
 
     def skip(self, span: Span, first: int) -> None:
         """Let go of the draws of a span before draw `first`: other consumers hand them out."""
 
-    def draw(self, pieces: Pieces, drawn: Drawn) -> None:
+    def draw(self, pieces: Pieces, drawn: Drawn, rows: Places) -> None:
         """Announce what a batch needs, some batches ahead, and nothing else has announced."""
 
     def release(self, drawn: Drawn) -> list[bytes | None] | None:
@@ -237,21 +223,18 @@ class NextBatches(Policy):
 
     waits = "in storage; only those of the next batches are announced to the page cache"
 
-    @property
-    def cached_bytes(self) -> int:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rows_ahead = max(AHEAD, self.rows_ahead)
         batch = self.share.batch_size or STEPS[1]
-        return math.ceil(self.local_consumers * (max(AHEAD, batch) + batch) * self.mean_bytes)
+        rows = self.local_consumers * (max(AHEAD, batch) + batch)
+        self.cached_bytes = math.ceil(rows * self.mean_bytes)
 
     def cold_requests(self) -> tuple[int, int]:
         return self._requests(self.share.epoch.records, 0.0)
 
-    def open(self, reader: Reader, selection: Selection | None) -> None:
-        super().open(reader, selection)
-        self.rows_ahead = max(AHEAD, self.rows_ahead)
-
-    def draw(self, pieces: Pieces, drawn: Drawn) -> None:
-        if drawn:
-            self.announce(np.concatenate([rows for _, _, rows in drawn], axis=1))
+    def draw(self, pieces: Pieces, drawn: Drawn, rows: Places) -> None:
+        self.announce(rows)
 
 
 class NextRequests(NextBatches):
@@ -259,18 +242,11 @@ class NextRequests(NextBatches):
 
     waits = "in each process; those of the next batches are asked for ahead"
 
-    @property
-    def records_bytes(self) -> int:
-        return self.in_flight
-
-    @property
-    def cached_bytes(self) -> int:
-        return 0
-
-    def open(self, reader: Reader, selection: Selection | None) -> None:
-        super().open(reader, selection)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         rows = math.ceil(self.in_flight / self.mean_bytes)
         self.rows_ahead = max(self.rows_ahead, min(rows, DRAWN))
+        self.records_bytes, self.cached_bytes = self.in_flight, 0
 
 
 class Windows(Policy):
@@ -279,10 +255,10 @@ class Windows(Policy):
     waits = "in the page cache, announced as the windows move on"
     _gap = 0  # unwanted records between two that are announced with them
 
-    @property
-    def cached_bytes(self) -> int:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         spans = min(self.share.touched * self.local_consumers, self.share.epoch.spans)
-        return math.ceil(spans * (self.window_bytes + RUN))
+        self.cached_bytes = math.ceil(spans * (self.window_bytes + self.run))
 
     def open(self, reader: Reader, selection: Selection | None) -> None:
         super().open(reader, selection)
@@ -291,9 +267,8 @@ class Windows(Policy):
         # half of 5,000 in the buffer: 1,941 requests an epoch, and 738 so.
         self._between = int(self.run / self.mean_bytes) if selection is None else 0
 
-    def draw(self, pieces: Pieces, drawn: Drawn) -> None:
-        if rows := beyond_windows(drawn):
-            self.announce(np.concatenate(rows, axis=1), self._between)
+    def draw(self, pieces: Pieces, drawn: Drawn, rows: Places) -> None:
+        self.announce(beyond_windows(drawn), self._between)
 
     def advance(self, drawn: Drawn) -> None:
         for span, done, _ in drawn:
@@ -318,9 +293,9 @@ class Whole(Windows):
     waits = "in the page cache, all announced in the first quarter of the epoch"
     reads_all = "read ahead in storage order, since memory holds them"
 
-    @property
-    def cached_bytes(self) -> int:
-        return math.ceil(self.dataset_bytes)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.cached_bytes = math.ceil(self.dataset_bytes)
 
     def cold_requests(self) -> tuple[int, int]:
         # An eighth is of the first batches, which are ahead of the announcements.
@@ -335,7 +310,7 @@ class Whole(Windows):
         self._first = -1  # the place in the order of the first draw here: a resume is ramped, too
         self._ends = deque[int]()  # of batches drawn, where they end, counted from there
 
-    def draw(self, pieces: Pieces, drawn: Drawn) -> None:
+    def draw(self, pieces: Pieces, drawn: Drawn, rows: Places) -> None:
         if not drawn:
             self._ends.append(0)
             return
@@ -344,7 +319,6 @@ class Whole(Windows):
             self._first = places.start
         self._ends.append(places.stop - self._first)
         if self.ahead < self.records:
-            rows = np.concatenate([rows for _, _, rows in drawn], axis=1)
             self.announce(rows[:, rows[NUMBER] >= self.ahead])
 
     def advance(self, drawn: Drawn) -> None:
@@ -363,14 +337,13 @@ class WholeFirst(Whole):
     waits = "in the page cache, all announced before the first batch"
     reads_all = "all are read ahead, in storage order"
 
-    @property
     def first_batch_bytes(self) -> int:
         return math.ceil(self.dataset_bytes)
 
     def cold_requests(self) -> tuple[int, int]:
         return self._requests(0.0, self.dataset_bytes)
 
-    def draw(self, pieces: Pieces, drawn: Drawn) -> None:
+    def draw(self, pieces: Pieces, drawn: Drawn, rows: Places) -> None:
         if drawn:
             self._announce_to(self, self.records)
 
@@ -392,13 +365,9 @@ class WholeRequested(WholeFirst):
 
     waits = "in each process; all are asked for ahead"
 
-    @property
-    def records_bytes(self) -> int:
-        return math.ceil(self.dataset_bytes)
-
-    @property
-    def cached_bytes(self) -> int:
-        return 0
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.records_bytes, self.cached_bytes = self.cached_bytes, 0
 
     def store_traffic(self, consumers: int, part: float) -> tuple[float, float]:
         shards = int((self.share.epoch.shard_records > 0).sum())
@@ -412,39 +381,29 @@ class WholeRequested(WholeFirst):
 # --- the process is the buffer --------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Held(Policy):
     """Read storage in blocks, and hold the records in this process until they are handed out.
 
     budget  bytes that may be held in the process
     """
 
+    budget: int
+
     scattered = False
 
-    def __init__(
-        self,
-        share: Partition | RowRanges,
-        mean_bytes: float,
-        local_consumers: int,
-        *,
-        run: int,
-        budget: int,
-    ) -> None:
-        super().__init__(share, mean_bytes, local_consumers, run)
-        self.budget = budget
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._early: set[int] = set()  # handed out before their block is read: not to be held
-
-    @property
-    def windows_bytes(self) -> int:
-        """Return the bytes that all windows would hold, were there no budget."""
-        return math.ceil(self.share.touched * (self.window_bytes + self._beyond_bytes()))
+        # Of all windows, were there no budget.
+        self.windows_bytes = math.ceil(
+            self.share.touched * (self.window_bytes + self._beyond_bytes())
+        )
+        self.records_bytes = min(self.windows_bytes, self.budget)
 
     def _beyond_bytes(self) -> float:
         """Return what is held of a span beyond its window: the block that reaches over its end."""
         return max(self.run, self.mean_bytes)
-
-    @property
-    def records_bytes(self) -> int:
-        return min(self.windows_bytes, self.budget)
 
     def skip(self, span: Span, first: int) -> None:
         others = span.take(span.done, first - span.done)
@@ -503,17 +462,16 @@ class Blocks(Held):
     name = "in_memory"
     waits = "in each process, read in blocks"
 
-    @property
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.lead = self.rows_ahead = 0
+
     def first_batch_bytes(self) -> int:
         # The windows of all spans that the batch takes from.
         epoch = self.share.epoch
         block = min(self.window_bytes + self.run, epoch.span_records(0) * self.mean_bytes)
         spans = min(epoch.spans, max(1, epoch.units), (self.share.batch_size or 1) // epoch.unit)
         return math.ceil(spans * block)
-
-    def open(self, reader: Reader, selection: Selection | None) -> None:
-        super().open(reader, selection)
-        self.lead = self.rows_ahead = 0
 
     def release(self, drawn: Drawn) -> list[bytes | None]:
         for span, done, _ in drawn:
@@ -536,11 +494,10 @@ class NetworkBlocks(Held):
         in_runs = self.dataset_bytes - alone * self.mean_bytes
         return self._requests(alone, in_runs, self.share.sharers)
 
-    def draw(self, pieces: Pieces, drawn: Drawn) -> None:
-        if rows := beyond_windows(drawn):
-            early = np.concatenate(rows, axis=1)
-            self._early.update(early[NUMBER].tolist())
-            self.announce(early)
+    def draw(self, pieces: Pieces, drawn: Drawn, rows: Places) -> None:
+        early = beyond_windows(drawn)
+        self._early.update(early[NUMBER].tolist())
+        self.announce(early)
 
     def advance(self, drawn: Drawn) -> None:
         for span, done, _ in drawn:
@@ -554,17 +511,16 @@ class Ranges(Blocks):
     waits = "in each process, asked for ahead in ranges of 8 MiB"
     scattered = True
 
-    def __init__(
-        self, share: Partition | RowRanges, mean_bytes: float, local_consumers: int
-    ) -> None:
-        super().__init__(share, mean_bytes, local_consumers, run=RANGE, budget=1 << 62)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.records_bytes = round(_HEAP * self.windows_bytes) + self.in_flight
+        rows = math.ceil(self.in_flight / self.mean_bytes)
+        self.rows_ahead = min(rows, DRAWN)
+        # Records of each span that are asked for beyond those of batches drawn.
+        self._ask_lead = (rows - self.rows_ahead) // self.share.touched
 
     def _beyond_bytes(self) -> float:
         return RANGE / 2
-
-    @property
-    def records_bytes(self) -> int:
-        return round(_HEAP * self.windows_bytes) + self.in_flight
 
     def store_traffic(self, consumers: int, part: float) -> tuple[float, float]:
         epoch = self.share.epoch
@@ -572,21 +528,11 @@ class Ranges(Blocks):
         requests = touched * requests_of_spans(epoch, epoch.spans, self.mean_bytes)
         return self.dataset_bytes * part, requests
 
-    def open(self, reader: Reader, selection: Selection | None) -> None:
-        super().open(reader, selection)
-        rows = math.ceil(self.in_flight / self.mean_bytes)
-        self.rows_ahead = min(rows, DRAWN)
-        # Records of each span that are asked for beyond those of batches drawn.
-        self._ask_lead = (rows - self.rows_ahead) // self.share.touched
-
-    def draw(self, pieces: Pieces, drawn: Drawn) -> None:
-        early = []
-        for span, done, rows in drawn:
+    def draw(self, pieces: Pieces, drawn: Drawn, rows: Places) -> None:
+        for span, done, _ in drawn:
             self._ask(span, done)
-            if span.began:  # left in the window of before a resume
-                early.append(rows[:, rows[PLACE] < span.began])
-        if early:
-            self.announce(np.concatenate(early, axis=1))
+        if early := [own[:, own[PLACE] < span.began] for span, _, own in drawn if span.began]:
+            self.announce(np.concatenate(early, axis=1))  # left in windows of before a resume
 
     def _ask(self, span: Span, done: int) -> None:
         """Ask for the storage that `done` draws of a span need, and some more."""
@@ -632,7 +578,7 @@ def choose_policy(
     here = share, mean_bytes, local_consumers
     if remote:
         if not shared and not epoch.shuffles_all:
-            return Ranges(*here)
+            return Ranges(*here, RANGE, budget=1 << 62)
         small = epoch.shuffles_all and math.ceil(epoch.records * mean_bytes) <= ALL_BYTES
         return (WholeRequested if small else NextRequests)(*here, RANGE)
     if not epoch.shuffles_all and share.sharers <= 2:
@@ -640,22 +586,22 @@ def choose_policy(
         if network:
             budget = max(1, buffer_bytes // local_consumers)
             run = max(1, min(RUN, budget // (2 * touched)))
-            return NetworkBlocks(*here, run=run, budget=budget)
+            return NetworkBlocks(*here, run, budget)
         if mean_bytes < SMALL and room >= LEAST_BLOCK and not batched_reads:
-            return Blocks(*here, run=int(min(RUN, HELD_RUN, room)), budget=HELD_BYTES)
-    policy: Policy = Windows(*here)
+            return Blocks(*here, int(min(RUN, HELD_RUN, room)), HELD_BYTES)
+    policy: Policy = Windows(*here, RUN)
     alone = shared and (network or machines > 1)  # storage order does not help
     if epoch.shuffles_all:
-        policy = Whole(*here)
+        policy = Whole(*here, RUN)
         each = calls_per_record()
         alone = network or machines > 1 or local_consumers * (mean_bytes / WHOLE + each) > 1
         if policy.cached_bytes <= ALL_BYTES and epoch.records * each <= CALLS:
-            policy = (WholeRead if network else WholeFirst)(*here)
+            policy = (WholeRead if network else WholeFirst)(*here, RUN)
             alone = False
     if not alone:
         available = memory_available() if available_bytes is None else available_bytes
         alone = policy.cached_bytes > KEPT * available
-    return NextBatches(*here) if alone else policy
+    return NextBatches(*here, RUN) if alone else policy
 
 
 def requests_of_spans(epoch: Epoch, spans: int, mean_bytes: float) -> int:

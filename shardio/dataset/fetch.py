@@ -221,8 +221,8 @@ class Fetch:
                 self.policy.skip(span, first)
             rows = span.take(first, count)
             drawn.append((span, first + count, rows))
-        self.policy.draw(pieces, drawn)
         rows = np.concatenate([NOWHERE, *(rows for _, _, rows in drawn)], axis=1)
+        self.policy.draw(pieces, drawn, rows)
         valid = rows.shape[1]
         if turn is not None:
             by_span, rows = rows, np.empty_like(rows)

@@ -117,13 +117,14 @@ Drawn: TypeAlias = list[tuple[Span, int, Places]]
 Pieces: TypeAlias = Sequence[tuple[int, int, int]]  # (span, first draw, count), as Batch has them
 
 
-def beyond_windows(drawn: Drawn) -> list[Places]:
-    """Return of each piece the rows that nothing has held or announced, of windows that grow."""
-    return [
+def beyond_windows(drawn: Drawn) -> Places:
+    """Return the rows that are not held or announced yet, since the windows are still growing."""
+    beyond = [
         span.beyond(rows)
         for span, done, rows in drawn
         if span.ahead < min(done + span.window, span.records)
     ]
+    return np.concatenate([NOWHERE, *beyond], axis=1)
 
 
 def stretches(

@@ -232,11 +232,7 @@ class RequestedOptions:
                         f"{getattr(self, name)!r}: leave one of them out"
                     )
         buffer = self.shuffle_buffer
-        if buffer is False or (
-            isinstance(buffer, (int, np.integer))
-            and not isinstance(buffer, bool)
-            and buffer in (0, 1)
-        ):
+        if buffer is not True and isinstance(buffer, (int, np.integer)) and buffer in (0, 1):
             raise OptionError(
                 f"shuffle_buffer is {buffer}, which shuffles nothing: give shuffle=False for the "
                 "order of the index, or a shuffle_buffer of 2 or more"

@@ -152,17 +152,9 @@ class Partition:
 
     def _dealt(self, first: int) -> Int64s:
         """Return which batch of the step that begins with this unit each rank takes."""
-        epoch = self.epoch
-        if epoch.nodes == 1:
-            return dealt(first % epoch.spans, epoch.spans, self.world_size, self.batch_units)
-        return dealt(
-            first % epoch.spans,
-            epoch.spans,
-            self.world_size,
-            self.batch_units,
-            epoch.nodes,
-            epoch.node_spans,
-        )
+        epoch, spans = self.epoch, self.epoch.spans
+        nodes = epoch.nodes, epoch.node_spans
+        return dealt(first % spans, spans, self.world_size, self.batch_units, *nodes)
 
     def turns(self, most: int) -> Int64s:
         """Return `dealt` of the first steps, after which it comes again, or of the `most` first.
@@ -186,11 +178,10 @@ class Partition:
         if self.tail == "drop" or (self.tail == "pad" and self.world_size == 1):
             return Batch(step, tuple(pieces), NO_ROWS)
         # Flat position N + i, which no record has, is virtual record i mod N.
-        missing = range(max(records, first * unit), end)
-        if not missing:
+        begin = max(records, first * unit)
+        if begin >= end:
             return Batch(step, tuple(pieces), NO_ROWS)
-        flat = np.arange(missing.start, missing.stop, dtype=np.int64)
-        return Batch(step, tuple(pieces), (flat - records) % records)
+        return Batch(step, tuple(pieces), (np.arange(begin, end) - records) % records)
 
     def samples(self, steps: range) -> tuple[list[tuple[int, int, int]], Int64s, Int64s]:
         """Return several steps of this rank at once, by span. Only for batch_size None.

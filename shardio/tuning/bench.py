@@ -316,7 +316,8 @@ def ways_to_try(
         cold = [way for way in cold if way.loader == fullest[-1].loader]
     if plan.remote:
         asked = fullest if workers is None else ways  # the network is what fewer wait for, too
-        return [replace(way, remote=True) for way in _of_kind(plan, [*asked, *bare])]
+        asked = [] if plan.fields is None else asked  # without images nothing is decoded
+        return [replace(way, remote=True) for way in [*asked, *bare]]
     if plan.fields is None:
         every = [*ways, *(way for way in cold if not way.decodes)]
         return [replace(way, decodes=False) for way in every]
@@ -335,11 +336,6 @@ def _fullest(ways: Sequence[Row], full: int) -> list[Row]:
         )
         for name in dict.fromkeys(way.loader for way in ways)
     ]
-
-
-def _of_kind(plan: Bench, ways: Sequence[Row]) -> list[Row]:
-    """Return the rows that a dataset can have: without images nothing is decoded."""
-    return [way for way in ways if plan.fields is not None or not way.decodes]
 
 
 def _counts(name: str, numbers: Iterable[int], least: int) -> list[int]:

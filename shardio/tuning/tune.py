@@ -306,7 +306,7 @@ class _Search:
             window=window,
             memory_bytes=plan.buffer_bytes(buffer),
             rank_bytes=math.ceil(rank_window * mean_bytes),
-            first_batch_bytes=choose().first_batch_bytes,
+            first_batch_bytes=choose().first_batch_bytes(),
             requests=requests,
             read_bytes=read_bytes,
             classes=classes,

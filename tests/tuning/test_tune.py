@@ -692,7 +692,7 @@ def test_the_first_batch_is_estimated_as_it_is_read(
         policy = choose_policy(share, reader.mean_bytes, network=network, available_bytes=1 << 62)
         if buffer is None:  # all of a small dataset is read before it
             expected = 3500 * reader.mean_bytes
-        assert policy.first_batch_bytes == pytest.approx(expected, rel=0.25), (buffer, unit)
+        assert policy.first_batch_bytes() == pytest.approx(expected, rel=0.25), (buffer, unit)
 
 
 def test_a_dataset_tunes_itself(tmp_path: Path) -> None:
