@@ -2,11 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
-from support import object_stores
+from support import object_stores, servers
+from support.fault_proxy import FaultProxy, fault_proxy
 from support.object_stores import ObjectStore
 from support.packing import die, on_shard
+from support.servers import Web
+
+from shardio.storage import ranges
 
 
 @pytest.fixture
@@ -27,3 +32,31 @@ def bucket(store: ObjectStore) -> ObjectStore:
     if there := store.sizes():
         store.delete(list(there))
     return store
+
+
+@pytest.fixture(scope="module")
+def s3(there: Path) -> Iterator[ObjectStore]:
+    """A store with the files of a module, which lie in `there`."""
+    with object_stores.s3() as store:
+        store.put_folder(there)
+        yield store
+
+
+@pytest.fixture(scope="module")
+def web(there: Path) -> Iterator[Web]:
+    """A server with these files."""
+    with servers.nginx(there) as web:
+        yield web
+
+
+@pytest.fixture(scope="module")
+def proxy_of_all(s3: ObjectStore) -> Iterator[FaultProxy]:
+    with fault_proxy(s3.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def ranges_closed() -> Iterator[None]:
+    """Ends the requests that a test has under way."""
+    yield
+    ranges.close()

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -29,7 +28,6 @@ from shardio.packing.sources.archives import folder as archive_folder
 from shardio.packing.sources.archives.folder import ArchiveFolder, open_archive
 from shardio.packing.sources.archives.inflate import Inflating
 from shardio.packing.sources.store_reader import look_at
-from shardio.storage import ranges
 from shardio.storage.location import locate
 from shardio.storage.remote import RemoteLocation
 
@@ -63,10 +61,7 @@ ARCHIVES: Tree = {
 }
 
 
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    yield
-    ranges.close()
+pytestmark = pytest.mark.usefixtures("ranges_closed")
 
 
 @pytest.fixture(scope="module")
@@ -83,25 +78,6 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> dict[bytes, bytes]:
     root = tmp_path_factory.mktemp("right")
     shardio.pack(plant(root / "tree", TREE), root / "out", **SMALL)
     return content(root / "out")
-
-
-@pytest.fixture(scope="module")
-def s3(there: Path) -> Iterator[ObjectStore]:
-    with object_stores.s3() as store:
-        store.put_folder(there)
-        yield store
-
-
-@pytest.fixture(scope="module")
-def web(there: Path) -> Iterator[Web]:
-    with servers.nginx(there) as web:
-        yield web
-
-
-@pytest.fixture(scope="module")
-def proxy_of_all(s3: ObjectStore) -> Iterator[FaultProxy]:
-    with fault_proxy(s3.port) as proxy:
-        yield proxy
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from shardio.errors import (
 )
 from shardio.packing.sources import store_folder
 from shardio.packing.sources.store_folder import StoreFolder
-from shardio.storage import ranges
 from shardio.storage.location import locate
 from shardio.storage.remote import RemoteLocation
 
@@ -77,10 +75,7 @@ FOLDERS: dict[str, Tree] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    yield
-    ranges.close()
+pytestmark = pytest.mark.usefixtures("ranges_closed")
 
 
 @pytest.fixture(scope="module")
@@ -92,18 +87,10 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def s3(there: Path) -> Iterator[ObjectStore]:
-    with object_stores.s3() as store:
-        store.put_folder(there)
-        store.mark("classes/class0")
-        store.mark("classes")
-        yield store
-
-
-@pytest.fixture(scope="module")
-def proxy_of_all(s3: ObjectStore) -> Iterator[FaultProxy]:
-    with fault_proxy(s3.port) as proxy:
-        yield proxy
+def s3(s3: ObjectStore) -> ObjectStore:
+    s3.mark("classes/class0")
+    s3.mark("classes")
+    return s3
 
 
 def storage(store: ObjectStore, proxy: FaultProxy | None = None, timeout_s: float = 20) -> Storage:

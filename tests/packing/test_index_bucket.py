@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import object_stores, servers
+from support import servers
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.object_stores import ObjectStore
@@ -21,7 +21,6 @@ import shardio as library
 from shardio import ShardDataset, SourceOptions, Storage
 from shardio.errors import DamageError, ExistsError, OptionError, SourceError, StorageError
 from shardio.packing.index import index
-from shardio.storage import ranges
 from shardio.storage.location import locate
 from shardio.storage.remote import RemoteLocation
 from shardio.storage.remote_file import RANGE
@@ -44,13 +43,10 @@ FORMATS = {
     ],
 }
 MIB = 1 << 20
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
-
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    yield
-    ranges.close()
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.usefixtures("ranges_closed"),
+]
 
 
 def tar(path: Path, first: int, count: int, size: int = 2000) -> None:
@@ -86,19 +82,6 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library.pack(root / "images", root / "packed")
     shutil.copytree(GOLDEN / "arrow" / "splits", root / "dict")
     return root
-
-
-@pytest.fixture(scope="module")
-def s3(there: Path) -> Iterator[ObjectStore]:
-    with object_stores.s3() as store:
-        store.put_folder(there)
-        yield store
-
-
-@pytest.fixture(scope="module")
-def web(there: Path) -> Iterator[servers.Web]:
-    with servers.nginx(there) as web:
-        yield web
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import object_stores
 from support.object_stores import ObjectStore
 from support.trees import Tree, content, images, noise, plant
 
@@ -128,13 +127,6 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / path).parent.mkdir(exist_ok=True)
         (root / path).write_text(json.dumps(COCO))
     return root
-
-
-@pytest.fixture(scope="module")
-def s3(there: Path) -> Iterator[ObjectStore]:
-    with object_stores.s3() as store:
-        store.put_folder(there)
-        yield store
 
 
 @pytest.fixture(scope="module")
