@@ -19,12 +19,13 @@ from ...images.decode import upright_size
 from ...names import key_text
 from ...units import show_count
 from .archived import root_of
-from .base import ReadFile, Rejected, SourceFolder, SourceRequest, Walked
+from .base import Rejected, SourceFolder, SourceRequest
 from .boxes import parse_voc, parse_yolo, yolo_boxes, yolo_names
 from .image_names import ImageNames
 from .tables import Column, number_column, packed_column
 
 _NAMES = (b"classes.txt", b"obj.names", b"data.yaml", b"data.yml")  # files of names of classes
+_ENDINGS = (b".xml", b".txt", b"")  # of files of boxes; VOC's may have none
 
 
 @dataclass
@@ -47,8 +48,9 @@ def read_annotations(
     if not folder.is_there():
         raise OptionError(f"--boxes {shown}: expected a folder, and there is none")
     walked = folder.walk(empty=True)
-    form = _form(walked.keys)
-    places = [i for i, key in enumerate(walked.keys) if _is_of(key, form)]
+    endings = [*map(_ending, walked.keys)]
+    form = next((one for one in _ENDINGS if one in endings), b".xml")
+    places = [i for i, ending in enumerate(endings) if ending == form]
     if not places:
         raise SourceError(f"--boxes {shown}: no file of boxes, .xml or .txt, lies there")
     keys = [walked.keys[i] for i in places]
@@ -66,7 +68,8 @@ def read_annotations(
         for image in np.flatnonzero(rows >= 0).tolist():
             place = places[rows[image]]
             try:
-                data = _read(read_file, walked, place)
+                size, mtime = int(walked.sizes[place]), int(walked.mtimes[place])
+                data = read_file(walked.keys[place], size, mtime) if size else b""
                 if found.normalised:
                     objects[image] = [[*row] for row in parse_yolo(data)]
                 else:
@@ -99,23 +102,13 @@ def in_pixels(sample: Sample) -> None:
     sample |= {"width": width, "height": height, "annotations": boxes}
 
 
-def _form(keys: Sequence[bytes]) -> bytes:
-    """Return the ending of the files of boxes; VOC's may have none."""
-    endings = {os.path.splitext(key)[1].lower() for key in keys if not _is_names(key)}
-    return next((one for one in (b".xml", b".txt", b"") if one in endings), b".xml")
-
-
-def _is_of(key: bytes, form: bytes) -> bool:
-    return os.path.splitext(key)[1].lower() == form and not _is_names(key)
+def _ending(key: bytes) -> bytes | None:
+    """Return the ending of a file of boxes; None of a file of names of classes."""
+    return None if _is_names(key) else os.path.splitext(key)[1].lower()
 
 
 def _is_names(key: bytes) -> bool:
     return os.path.basename(key).lower() in _NAMES
-
-
-def _read(read_file: ReadFile, walked: Walked, place: int) -> bytes:
-    size = int(walked.sizes[place])
-    return read_file(walked.keys[place], size, int(walked.mtimes[place])) if size else b""
 
 
 def _names(

@@ -200,7 +200,7 @@ class _Columns:
 
     def __init__(self, images: ImageNames, request: SourceRequest) -> None:
         self._images, self._request = images, request
-        self._columns: dict[str, Column] = {}
+        self.columns: dict[str, Column] = {}  # by their names in tables
         self._unfit: dict[int, str] = {}  # images that cannot be packed, and why
         self.notes: list[str] = []
         self._names: list[str] = []  # of columns that name images
@@ -213,8 +213,8 @@ class _Columns:
         self.classes: tuple[str, ...] | None = None
         self._boxes = None if request.joins.boxes is None else self._annotate()
         self.theirs = self._choose()
-        chosen = {name: one for name, one in self.theirs.items() if one in self._columns}
-        self.fields = {name: self._columns[theirs] for name, theirs in chosen.items()}
+        chosen = {name: one for name, one in self.theirs.items() if one in self.columns}
+        self.fields = {name: self.columns[theirs] for name, theirs in chosen.items()}
         if "label" in self.theirs:
             self.fields = {"label": self._label(self.theirs["label"])} | {
                 name: one for name, one in self.fields.items() if name != "label"
@@ -235,14 +235,10 @@ class _Columns:
 
     def column(self, name: str) -> Column:
         """Return a column, by its own name or as a field. Raises OptionError."""
-        there = self._columns | self.fields
+        there = self.columns | self.fields
         if name not in there:
             raise OptionError(f"no column is called {printable(name)!r}; {there_are(there, name)}")
         return there[name]
-
-    def of_table(self, name: str) -> Column | None:
-        """Return a column as its table has it; None where none is called so."""
-        return self._columns.get(name)
 
     def joined(self, split: str, listing: Listing, start: int) -> Listing:
         """Return the listing of a split with the columns, without images that have no row.
@@ -310,12 +306,12 @@ class _Columns:
         """Take boxes as columns. Raises OptionError, SourceError."""
         classes = next(iter(self._images.listings.values())).classes
         found = read_annotations(self._images, self._request, classes)
-        if twice := self._columns.keys() & found.columns.keys():
+        if twice := self.columns.keys() & found.columns.keys():
             raise OptionError(
                 f"--boxes: a column of a table is called {min(twice)!r}, too; FILE:COLUMNS gives "
                 "the columns of a file other names"
             )
-        self._columns |= found.columns
+        self.columns |= found.columns
         self._unfit = found.unfit | self._unfit
         self.notes += found.notes
         return found
@@ -380,7 +376,7 @@ class _Columns:
     def _add_by_column(self, one: _TableFile) -> bool:
         """Add the columns of a table that has one by the name of another's."""
         for name in one.table.columns:
-            if name not in self._columns:
+            if name not in self.columns:
                 continue
             row_of: dict[Any, int] = {}
             for row, value in enumerate(texts(one.table.columns[name])):
@@ -389,7 +385,7 @@ class _Columns:
                         f"{one.shown}: rows {row_of[value] + 1} and {row + 1} both have "
                         f"{printable(value)} as {printable(name)!r}; expected one row for each"
                     )
-            values = texts(self._columns[name])
+            values = texts(self.columns[name])
             rows = np.array([-1 if v is None else row_of.get(v, -1) for v in values], np.int64)
             self._refuse_images(rows < 0, f"{one.shown} has no row for its {printable(name)!r}")
             self.notes.append(f"{one.shown}: joined by column {printable(name)!r}")
@@ -402,12 +398,12 @@ class _Columns:
         for name, column in one.table.columns.items():
             if name == link:
                 continue
-            if name in self._columns:
+            if name in self.columns:
                 raise SourceError(
                     f"{one.shown}: column {printable(name)!r} is one of a table before, too; "
                     "FILE:COLUMNS gives the columns of a file other names"
                 )
-            self._columns[name] = column.take(rows)
+            self.columns[name] = column.take(rows)
 
     # what columns become
 
@@ -420,10 +416,10 @@ class _Columns:
                 f"--fields image={printable(images)}: no column called so names images; those that "
                 f"do are {some_of(self._names)}"
             )
-        parts = {theirs: _range(theirs, [*self._columns]) for theirs in asked.values()}
-        check_known_fields({n: one for n, one in asked.items() if not parts[one]}, self._columns)
+        parts = {theirs: _range(theirs, [*self.columns]) for theirs in asked.values()}
+        check_known_fields({n: one for n, one in asked.items() if not parts[one]}, self.columns)
         used = {*asked.values()}.union(*parts.values())
-        free = [name for name in self._columns if name not in used]
+        free = [name for name in self.columns if name not in used]
         if self._request.joins.split_by == "label" in free:  # which would be taken for the label
             free.remove("label")
         if "label" not in asked and (label := self._known_label(free)) is not None:
@@ -449,19 +445,19 @@ class _Columns:
             return None
         if not classed and free in (["column2"], ["column1"]):
             return free[0]
-        typed = [name for name in free if self._columns[name].kind in ("int", "str")]
-        return known_label(LABELS[:1] if classed else LABELS, typed, self._columns)
+        typed = [name for name in free if self.columns[name].kind in ("int", "str")]
+        return known_label(LABELS[:1] if classed else LABELS, typed, self.columns)
 
     def _label(self, theirs: str) -> Column:
         """Return the label of each image, and keep the names of its classes. Raises OptionError."""
-        hot, request = _range(theirs, [*self._columns]), self._request
+        hot, request = _range(theirs, [*self.columns]), self._request
         if hot:
-            numbers = np.stack([_number(self._columns[name], name) for name in hot], 1)
+            numbers = np.stack([_number(self.columns[name], name) for name in hot], 1)
             single = ((numbers == 0) | (numbers == 1)).all(1) & (numbers.sum(1) == 1)
             self._refuse_images(~single, f"has no single 1 in the columns {printable(theirs)}")
             self.classes = tuple(hot)
             return Column("int", numbers.argmax(1).astype(np.int64), None, ~single)
-        column = self._columns[theirs]
+        column = self.columns[theirs]
         if request.joins.first_label and column.kind != "int":
             raise OptionError(
                 f"--first-label: expected integers in column {printable(theirs)!r}, which is the "
@@ -657,7 +653,7 @@ def find_splits(request: SourceRequest) -> SourceRequest:
 def _column_of(listing: Listing, name: str, columns: _Columns | None) -> Column:
     """Return the values of a column of a table, or of a listing. Raises OptionError."""
     places, source = listing.own_places, listing.source
-    if columns is not None and (column := columns.of_table(name)) is not None:
+    if columns is not None and (column := columns.columns.get(name)) is not None:
         return column.take(places)
     found = source.column(name, places) if isinstance(source, Rows) else None
     if found is None:

@@ -646,7 +646,7 @@ class _Cells:
         try:
             piece = pack(values)
         except OverflowError:
-            if any(type(value) is int and _is_large(value) for value in values):
+            if any(type(value) is int and value not in _INTEGERS for value in values):
                 self.types.add("large")
             piece = pack(_fitting(values))
         if not self.types.isdisjoint(("list", "dict")):
@@ -673,17 +673,13 @@ _FITTING = (  # kinds, and the types of values that they take; the first that ta
 _INTEGERS = range(-(1 << 63), 1 << 64)
 
 
-def _is_large(value: int) -> bool:
-    return value not in _INTEGERS
-
-
 def _fitting(value: Any) -> Any:
     """Return the same with integers beyond 64 bits as text."""
     if type(value) is list:
         return [_fitting(one) for one in value]
     if type(value) is dict:
         return {name: _fitting(one) for name, one in value.items()}
-    if type(value) is int and _is_large(value):
+    if type(value) is int and value not in _INTEGERS:
         return str(value)
     return value
 

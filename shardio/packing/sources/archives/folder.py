@@ -128,11 +128,10 @@ class ArchiveFolder(ListedFolder):
     def archive_of(self, path: bytes) -> str:
         """Return the archive that a member lies in, for messages."""
         row = self._row(path)
-        return (
-            printable(self._root)
-            if row is None
-            else self._tree.extents[self._tree.which[row]].shown
-        )
+        if row is None:
+            return printable(self._root)
+        extent: Extent = self._tree.extents[self._tree.which[row]]
+        return extent.shown
 
     def member(self, path: bytes) -> tuple[Extent, bool, int | None]:
         """Return a listed member as a run of bytes, whether it is deflated, and its CRC-32, if any.
