@@ -59,11 +59,9 @@ class PackedFormat:
     def _open(self, opening: Opening, info: ShardInfo) -> Shard:
         file = opening.storage.open(info.name, known_file(opening, info))
         try:
-            shard = self.shard(
+            return self.shard(
                 file, info, opening.dataset_id, verify=opening.verify, schema=opening.schema
             )
-            shard.check_fields(opening.schema)
-            return shard
         except BaseException:
             file.close()
             raise

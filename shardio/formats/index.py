@@ -54,7 +54,7 @@ def take_columns(
     return columns, at
 
 
-def pack_columns(columns: Mapping[str, Sequence[Any]]) -> tuple[list[list[Any]], bytes]:
+def dump_columns(columns: Mapping[str, Sequence[Any]]) -> tuple[list[list[Any]], bytes]:
     """Return what `take_columns` takes: the description of columns, and their bytes.
 
     columns: values by name, int, float, bool or None. What no column can hold is left out.

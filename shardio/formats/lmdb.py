@@ -301,7 +301,7 @@ class LmdbShard(RecordShard):
                 self._remote = True
                 verify = False  # these pages lie all over the file, and no read needs them
         value = _last_value(file)
-        self._describe(value, info, dataset_id)
+        self._describe(value, info, dataset_id, schema)
         self._last_size = value.size
         found = self._places()
         metas, branches = self._own_pages(found)

@@ -32,7 +32,7 @@ from .. import native
 from ..errors import DamageError, SampleError, VersionError, printable
 from ..storage.base import File
 from .base import MAX_RECORDS, Column, Readable, ShardInfo
-from .index import SCALARS, key_hash, pack_columns, take_columns
+from .index import SCALARS, dump_columns, key_hash, take_columns
 from .index import checksum as _checksum
 from .sample import (
     MAX_BODY,
@@ -41,12 +41,12 @@ from .sample import (
     Sample,
     Schema,
     check_schema,
+    give_text_key,
     pack,
     pack_head,
     unpack,
     unpack_head,
     unpack_key,
-    with_text_keys,
 )
 
 VERSION = 0
@@ -154,7 +154,7 @@ class RecordEncoder:
     def finish(self) -> bytes:
         """Return the last bytes of the file: the index and the trailer."""
         columns = {self.schema.names[i]: values for i, values in self._columns}
-        described, data = pack_columns(columns)
+        described, data = dump_columns(columns)
         text = pack(described)
         lengths, hashes = (np.array(of, "<u4").tobytes() for of in (self._lengths, self._hashes))
         index = b"".join((_U32.pack(len(text)), text, lengths, hashes, data))
@@ -234,7 +234,7 @@ class RecordShard:
             )
         if (number, foreign_id) != (self.number, self.dataset_id):
             raise DamageError(f"{file.name}: header and trailer name different shards or datasets")
-        self._check_expected(info, dataset_id)
+        self._check_expected(info, dataset_id, schema)
         scalars = sum(kind in SCALARS for _, kind in self.schema.fields)
         least = 4 + 8 * self.records
         if not (
@@ -265,15 +265,6 @@ class RecordShard:
 
     def check(self) -> None:
         """Do nothing: opening checks all but the records."""
-
-    def check_fields(self, expected: Schema) -> None:
-        """Raise DamageError when the header has other fields than the manifest."""
-        if self.schema.fields != expected.fields:
-            raise DamageError(
-                f"{self.name}: header at byte 0: its fields are {_shown(self.schema)}, but the "
-                f"manifest says {_shown(expected)}. One of them is not what was packed: restore "
-                "manifest and shards from one copy, or pack again"
-            )
 
     def close(self) -> None:
         """Close the file."""
@@ -429,13 +420,13 @@ class RecordShard:
             begins = offsets[start:stop]
             ends = begins + self.sizes[start:stop]
             large = map(self._read_large, range(start, stop), begins.tolist(), ends.tolist())
-            yield with_text_keys(large) if text else large
+            yield map(give_text_key, large) if text else large
             return
         while start < stop:
             upto = int(np.searchsorted(offsets, offsets[start] + BLOCK, "right")) - 1
             upto = min(max(upto, start + 1), stop)
             if self.sizes[start] > BLOCK:  # among small ones; below, no head exceeds MAX_HEAD
-                yield with_text_keys((self.read(start),)) if text else (self.read(start),)
+                yield map(give_text_key, (self.read(start),)) if text else (self.read(start),)
             else:
                 yield from self._decoded(start, upto, text)
             start = upto
@@ -587,7 +578,9 @@ class RecordShard:
             f"{advice}"
         )
 
-    def _check_expected(self, info: ShardInfo | None, dataset_id: bytes | None) -> None:
+    def _check_expected(
+        self, info: ShardInfo | None, dataset_id: bytes | None, schema: Schema | None
+    ) -> None:
         if dataset_id is not None and self.dataset_id != dataset_id:
             raise DamageError(
                 f"{self.name}: belongs to dataset {self.dataset_id.hex()}, expected "
@@ -606,6 +599,12 @@ class RecordShard:
                     f"{self.name}: its {what} is {found}, but the manifest says {expected}. "
                     "The file is not the one that was packed"
                 )
+        if schema is not None and self.schema.fields != schema.fields:
+            raise DamageError(
+                f"{self.name}: header at byte 0: its fields are {_shown(self.schema)}, but the "
+                f"manifest says {_shown(schema)}. One of them is not what was packed: restore "
+                "manifest and shards from one copy, or pack again"
+            )
 
 
 def most_of_end(records: int, schema: Schema) -> int:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -206,11 +206,6 @@ def give_text_key(sample: Sample) -> Sample:
     except UnicodeDecodeError:
         sample[KEY] = key_text(key)
     return sample
-
-
-def with_text_keys(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Return the samples, each with its key as a str."""
-    return map(give_text_key, samples)
 
 
 def pack(value: Any) -> bytes:

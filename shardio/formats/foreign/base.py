@@ -40,8 +40,8 @@ from ...errors import (
 from ...names import KEY, key_bytes
 from ...storage.base import File, Location, path_in
 from ..base import MAX_RECORDS, Column, Opening, ShardInfo
-from ..index import SCALARS, checksum, key_hash, pack_columns, take_columns
-from ..sample import MAX_KEY, Sample, pack, unpack, with_text_keys
+from ..index import SCALARS, checksum, dump_columns, key_hash, take_columns
+from ..sample import MAX_KEY, Sample, give_text_key, pack, unpack
 
 VERSION = 0
 MAGIC = b"\x89SHI\r\n\x1a\n"
@@ -283,7 +283,7 @@ def dump(
     ranges: (offset, length) of each record, or both in turns. columns: scalar values, or None, by
     the name of their field.
     """
-    described, data = pack_columns(columns)
+    described, data = dump_columns(columns)
     text = pack({"columns": described, "extra": extra})
     pairs = np.array(ranges, np.uint64).reshape(-1, 2)
     body = b"".join(
@@ -586,7 +586,7 @@ class ForeignShard:
     def scan(self, start: int, stop: int, *, text: bool = False) -> Iterator[Sample]:
         """Yield records [start, stop) in storage order. text: with keys as str."""
         samples = self._scan(start, stop)
-        return with_text_keys(samples) if text else samples
+        return map(give_text_key, samples) if text else samples
 
     def _scan(self, start: int, stop: int) -> Iterator[Sample]:
         sums, values, sample = self._index.checksums, self._file.values, self._sample

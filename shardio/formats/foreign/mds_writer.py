@@ -27,13 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import OptionError, SampleError, printable
+from ...errors import SampleError, printable
 from ...images.filetype import image_type
 from ...names import KEY
 from ...storage.local import Draft, link, token, write_file
 from ..sample import Sample
 from .mds import DTYPES
-from .writer import Again, Plan, Target, check_distinct, json_bytes, key_name, misfit
+from .writer import Again, Plan, Target, columns, is_usual, json_bytes, misfit
 
 _INDEX = "index.json"
 _SIZE = 1 << 26  # bytes of a shard: the default of streaming's own writer
@@ -42,7 +42,6 @@ _U32 = struct.Struct("<I")
 _FIXED = {"int": 8, "uint64": 8, "float64": 8}
 _IMAGES = {"JPEG": "jpeg", "PNG": "png"}
 _NUMBERS = {name: number for number, name in DTYPES.items()}
-_WIDE = 1 << 63
 
 
 class Mds(Target):
@@ -56,14 +55,7 @@ class Mds(Target):
         super().__init__(plan)
         self._folder, self._learned = plan.folder, plan.learned
         self._limit = min(plan.shard_size or _SIZE, _LIMIT)
-        columns = [(one.theirs or one.name, one.name, one.kind) for one in plan.fields]
-        name = key_name(plan, [theirs for theirs, _, _ in columns])
-        if name is not None:
-            columns.append((name, KEY, "key"))
-        if not columns:
-            raise OptionError(f"{plan.manifest.where}: there is no field to export")
-        check_distinct([theirs for theirs, _, _ in columns], "mds")
-        self._columns = sorted(columns)
+        self._columns = sorted(columns(plan, "mds"))
         self.called = {ours: f"{theirs} (none)" for theirs, ours, _ in self._columns}
         self._encodings: dict[str, str] = {}
         self._config = b""
@@ -159,19 +151,12 @@ class Mds(Target):
 
     def _check(self, ours: str, kind: str, encoding: str, value: Any) -> None:
         """Begin anew where the encoding of a column does not fit all records."""
-        wider = None
         if kind == "image" and encoding != "bytes":
-            if _IMAGES.get(image_type(value[:32]) or "") != encoding:
-                wider = "bytes"
-        elif kind == "int" and encoding == "int" and value >= _WIDE:
-            wider = "uint64"
-        elif kind == "key" and encoding == "str":
-            try:
-                value.decode("utf-8")
-            except UnicodeDecodeError:
-                wider = "bytes"
-        if wider is not None:
-            self._learned[ours] = wider
+            fits = _IMAGES.get(image_type(value[:32]) or "") == encoding
+        else:
+            fits = encoding in ("uint64", "bytes") or is_usual(kind, value)
+        if not fits:
+            self._learned[ours] = "uint64" if kind == "int" else "bytes"
             raise Again
 
     def _flush(self) -> None:

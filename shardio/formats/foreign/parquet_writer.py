@@ -20,34 +20,32 @@ https://github.com/huggingface/datasets/blob/main/src/datasets/info.py
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ...errors import OptionError, SampleError, printable
 from ...names import KEY
-from ...storage.local import Draft, link, token, write_file
+from ...storage.local import link, write_file
 from ..sample import Sample
 from .arrow_columns import import_pyarrow
-from .writer import Again, Field, Plan, Target, check_distinct, json_bytes, misfit
+from .writer import Again, Field, Output, Plan, Target, columns, is_usual, json_bytes, misfit
 
 README = "README.md"
 FOLDER = "data"
 _SIZE = 500_000_000  # bytes of a file: the default of `datasets`
 _GROUP, _ROWS = 16 << 20, 1_000  # bytes and rows of a row group
-_BUFFER = 1 << 20  # bytes that one system call writes
 _SPLIT = re.compile(r"\w+(\.\w+)*")  # as `datasets` has the names of splits
 _NUMBERED = re.compile(r"(.+)-(\d{5,})\.parquet")
 _VALUES = {"int": "int64", "float": "float64", "bool": "bool", "str": "string", "json": "string"}
 _ARRAYS = {"bool", "float16", "float32", "float64"}  # dtypes that lists may have
 _ARRAYS |= {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _MAX_DIMENSIONS = 8
-_WIDE = 1 << 63
 # Quotes, and what YAML prints nowhere or takes for the end of a line.
 _UNPRINTED = re.compile(r'["\\\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\uffff]')
 
@@ -75,16 +73,8 @@ class HubParquet(Target):
             )
         self._paths = _paths(plan.fields)
         joined = set(self._paths.values())
-        self._columns = [
-            (one.theirs or one.name, one.name, one.kind)
-            for one in plan.fields
-            if one.name not in joined
-        ]
-        if plan.key is not None:
-            self._columns.insert(0, (plan.key.theirs or KEY, KEY, "key"))
-        if not self._columns:
-            raise OptionError(f"{plan.manifest.where}: there is no field to export")
-        check_distinct([theirs for theirs, _, _ in self._columns], "parquet")
+        fields = [one for one in plan.fields if one.name not in joined]
+        self._columns = columns(replace(plan, fields=fields), "parquet", KEY)
         self._classes = plan.manifest.classes
         self._features = {ours: self._feature(ours, kind) for _, ours, kind in self._columns}
         self._limit = plan.shard_size or _SIZE
@@ -96,7 +86,7 @@ class HubParquet(Target):
         self.called |= {path: f"{name}.path" for name, path in self._paths.items()}
         self._rows: list[Sample] = []
         self._bytes = 0  # of these rows
-        self._file: _Output | None = None
+        self._file: Output | None = None
         self._writer: Any = None
         self._number = 0  # of the next file
 
@@ -163,7 +153,7 @@ class HubParquet(Target):
             size += 8
         if self._rows and (len(self._rows) == _ROWS or self._bytes + size > _GROUP):
             self._flush()
-        written = 0 if self._file is None else self._file.size
+        written = 0 if self._file is None else self._file.tell()
         if written + self._bytes and written + self._bytes + size > self._limit:
             self._complete()
         self._rows.append(row)
@@ -179,7 +169,7 @@ class HubParquet(Target):
         """Give up what is open."""
         self._rows, self._writer = [], None
         if self._file is not None:
-            self._file.draft.discard()
+            self._file.discard()
             self._file = None
 
     # --- features ---
@@ -221,15 +211,10 @@ class HubParquet(Target):
                     f"an array of {value.ndim} dimensions, {value.dtype.name}, but others have "
                     f"{dimensions}, {first}; a column has one type",
                 )
-        elif kind == "int" and value >= _WIDE:
-            wider = "uint64"
         elif kind == "int" and value < 0 and known == "uint64":
             raise misfit(sample, ours, f"{value}, but others are above 2**63 - 1; no type has both")
-        elif kind == "key":
-            try:
-                value.decode("utf-8")
-            except UnicodeDecodeError:
-                wider = "binary"
+        elif not is_usual(kind, value):
+            wider = "uint64" if kind == "int" else "binary"
         if wider is not None and wider != known:
             self._learned[ours] = wider
             raise Again
@@ -260,8 +245,7 @@ class HubParquet(Target):
         """Write the rows as a row group."""
         arrow = self._arrow
         if self._writer is None:
-            draft = Draft(self._folder, _name(self._split, self._number), token(), patched=True)
-            self._file = _Output(draft)
+            self._file = Output(self._folder, _name(self._split, self._number))
             images = [f"{one}.bytes" for one, _, kind in self._columns if kind == "image"]
             paths = [path for field in self._schema for path in _leaves(arrow, field)]
             self._writer = arrow.parquet.ParquetWriter(
@@ -291,38 +275,9 @@ class HubParquet(Target):
         self._flush()
         assert self._file is not None
         self._writer.close()
-        self._file.flush()
-        self._file.draft.commit(_name(self._split, self._number))
+        self._file.commit()
         self._file, self._writer = None, None
         self._number += 1
-
-
-class _Output(io.RawIOBase):
-    """A draft as pyarrow writes to it, in many small pieces."""
-
-    def __init__(self, draft: Draft) -> None:
-        self.draft, self._buffer = draft, bytearray()
-
-    @property
-    def size(self) -> int:
-        return self.draft.size + len(self._buffer)
-
-    def write(self, data: Any) -> int:
-        self._buffer += data
-        if len(self._buffer) >= _BUFFER:
-            self.flush()
-        return len(data)
-
-    def flush(self) -> None:
-        if self._buffer:
-            self.draft.write(self._buffer)
-            self._buffer = bytearray()
-
-    def tell(self) -> int:
-        return self.size
-
-    def writable(self) -> bool:
-        return True
 
 
 def _name(split: str, number: int) -> str:

@@ -23,17 +23,16 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import OptionError
-from ...names import KEY
 from ..sample import Sample
 from .protobuf import write_varint
 from .tfrecord import checksums, masked
-from .writer import Plan, ShardTarget, check_distinct, json_bytes, key_name, misfit, to_float32
+from .writer import Plan, ShardTarget, check_distinct, columns, json_bytes, misfit, to_float32
 
 _BYTES, _FLOATS, _INTS = 0x0A, 0x12, 0x1A
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _TO_BYTES: dict[str, Callable[[Any], bytes]] = {  # of kinds that become a BytesList
+    "key": bytes,
     "image": bytes,
     "bytes": bytes,
     "str": str.encode,
@@ -51,23 +50,18 @@ class TFRecord(ShardTarget):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self._crc = checksums()[0]
-        self._fields = [(one.name, one.kind, one.theirs or one.name) for one in plan.fields]
-        name = key_name(plan, [theirs for _, _, theirs in self._fields])
-        if name is not None:
-            self._fields.insert(0, (KEY, "bytes", name))
-        shapes = [f"{theirs}/shape" for _, kind, theirs in self._fields if kind == "array"]
-        check_distinct([*(theirs for _, _, theirs in self._fields), *shapes], "tfrecord")
-        self.called = {ours: theirs for ours, _, theirs in self._fields}
-        floats = [ours for ours, kind, _ in self._fields if kind == "float"]
+        self._fields = columns(plan, "tfrecord")
+        shapes = [f"{theirs}/shape" for theirs, _, kind in self._fields if kind == "array"]
+        check_distinct([*(theirs for theirs, _, _ in self._fields), *shapes], "tfrecord")
+        self.called = {ours: theirs for theirs, ours, _ in self._fields}
+        floats = [ours for _, ours, kind in self._fields if kind == "float"]
         if floats:
             self.notes.append(f"{', '.join(floats)}: rounded to float32, the format has no other")
-        if not self._fields:
-            raise OptionError(f"{plan.manifest.where}: there is no field to export")
 
     def encode(self, number: int, sample: Sample) -> bytes:
         """Return a record; empty if there is nothing of it. Raises SampleError."""
         entries = bytearray()
-        for ours, kind, theirs in self._fields:
+        for theirs, ours, kind in self._fields:
             value = sample[ours]
             if value is None:
                 continue

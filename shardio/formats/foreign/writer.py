@@ -7,6 +7,7 @@ it need not care for what is there, nor for what is left when it fails.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -110,9 +111,7 @@ class ShardTarget(Target):
         self._folder = plan.folder
         limit = plan.shard_size or self.default_size
         self._limit = None if limit is None else limit - self.most_behind
-        self._draft: Draft | None = None
-        self._buffer = bytearray()
-        self._size = 0  # of the file, with what is buffered
+        self._file: Output | None = None
         self._entries: list[Any] = []
         self._number = 0  # of the next file
 
@@ -149,34 +148,69 @@ class ShardTarget(Target):
         data = self.encode(number, sample)
         if not data:
             return False
-        if self._size and self._limit is not None and self._size + len(data) > self._limit:
+        size = 0 if self._file is None else self._file.tell()
+        if size and self._limit is not None and size + len(data) > self._limit:
             self.finish()
-        if self._draft is None:
-            name = f"{self._number:05d}{self.suffix}"
-            self._draft = Draft(self._folder, name, token(), patched=True)  # no digest is wanted
-        self._entries.append(self.entry(number, self._size, len(data)))
-        self._size += len(data)
-        self._buffer += data
-        if len(self._buffer) >= _BUFFER:
-            self._draft.write(self._buffer)
-            self._buffer = bytearray()
+        if self._file is None:
+            self._file = Output(self._folder, f"{self._number:05d}{self.suffix}")
+        self._entries.append(self.entry(number, self._file.tell(), len(data)))
+        self._file.write(data)
         return True
 
     def finish(self) -> None:
         """Complete the file that is open, if one is."""
-        if self._draft is None:
+        if self._file is None:
             return
-        self._draft.write(self._buffer + self.end(self._size))
-        self._draft.commit(f"{self._number:05d}{self.suffix}")
+        self._file.write(self.end(self._file.tell()))
+        self._file.commit()
         write_file(self._folder, f"{self._number:05d}.idx", self.index(self._entries))
-        self._draft, self._buffer, self._size, self._entries = None, bytearray(), 0, []
+        self._file, self._entries = None, []
         self._number += 1
 
     def close(self) -> None:
         """Give up what is open."""
-        if self._draft is not None:
-            self._draft.discard()
-            self._draft = None
+        if self._file is not None:
+            self._file.discard()
+            self._file = None
+
+
+class Output(io.RawIOBase):
+    """A file that is being written, in large pieces: pyarrow gives many small ones."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        self._name, self._buffer = name, bytearray()
+        self._draft = Draft(folder, name, token(), patched=True)  # no digest is needed
+
+    def tell(self) -> int:
+        """Return the bytes that were written so far."""
+        return self._draft.size + len(self._buffer)
+
+    def write(self, data: Any) -> int:
+        """Append bytes. Raises StorageError."""
+        self._buffer += data
+        if len(self._buffer) >= _BUFFER:
+            self.flush()
+        return len(data)
+
+    def flush(self) -> None:
+        """Hand over what is gathered. Raises StorageError."""
+        if self._buffer:
+            self._draft.write(self._buffer)
+            self._buffer = bytearray()
+
+    def writable(self) -> bool:
+        """Return True: pyarrow asks."""
+        return True
+
+    def commit(self) -> None:
+        """Flush to the device, and take the name. Raises StorageError."""
+        self.flush()
+        self._draft.commit(self._name)
+
+    def discard(self) -> None:
+        """Remove the file."""
+        self._buffer = bytearray()
+        self._draft.discard()
 
 
 # --- what several of them need --------------------------------------------------------------------
@@ -245,19 +279,32 @@ def _shown(fields: Sequence[Field]) -> str:
     return ", ".join(f"{printable(one.name)} ({one.kind})" for one in fields) or "no fields"
 
 
-def key_name(plan: Plan, taken: Sequence[str]) -> str | None:
-    """Name the field with the keys, for a format that has no keys; None: it is left out.
+def columns(plan: Plan, format: str, key: str = "") -> list[tuple[str, str, str]]:
+    """Return what each field is called there, its name here, and its kind; the key first.
 
-    It is not `__key__`, which shardio's own fields use.
+    key: what its field is called; "": `key`, with as many `_` before it as make it a name of its
+    own. Raises OptionError where there is no field, or two have one name.
     """
-    if plan.key is None:
-        return None
-    if plan.key.theirs is not None:
-        return plan.key.theirs
-    name = "key"
-    while name in taken:
-        name = f"_{name}"
-    return name
+    found = [(one.theirs or one.name, one.name, one.kind) for one in plan.fields]
+    if plan.key is not None:
+        name = plan.key.theirs or key or "key"
+        while not (plan.key.theirs or key) and any(name == theirs for theirs, _, _ in found):
+            name = f"_{name}"
+        found.insert(0, (name, KEY, "key"))
+    if not found:
+        raise OptionError(f"{plan.manifest.where}: there is no field to export")
+    check_distinct([theirs for theirs, _, _ in found], format)
+    return found
+
+
+def is_usual(kind: str, value: Any) -> bool:
+    """Return False for an int above int64, and a key that is not UTF-8: they need another type."""
+    if kind == "key":
+        try:
+            value.decode("utf-8")
+        except UnicodeDecodeError:
+            return False
+    return kind != "int" or bool(value < 1 << 63)
 
 
 def check_distinct(names: Sequence[str], format: str) -> None:
