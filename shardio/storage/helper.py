@@ -134,6 +134,17 @@ class Helper:
         return None if link is None or link.ended else link.pid
 
 
+class _Process(NamedTuple):
+    """Hold a helper process, and the owner's end of the socket to it.
+
+    socket  the connection once more: it carries descriptors, also where there is no room for more
+    """
+
+    popen: subprocess.Popen[bytes]
+    connection: Connection
+    socket: socket.socket
+
+
 class _Link:
     """One helper process and the socket to it, from its start to its end.
 
@@ -146,10 +157,7 @@ class _Link:
         self._lock = threading.Lock()
         self._pending: dict[int, Future[Reply]] = {}
         self._outbox: SimpleQueue[Any] = SimpleQueue()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
-        # The same once more: it carries descriptors also where there is no room for another one.
-        self._socket: socket.socket | None = None
+        self._process: _Process | None = None  # it was not started yet
         self._closing = False
         self.ended = False
         self.figures = Figures()
@@ -161,7 +169,7 @@ class _Link:
     @property
     def pid(self) -> int | None:
         """Return the process id; None: it was not started yet."""
-        return None if self._process is None else self._process.pid
+        return None if self._process is None else self._process.popen.pid
 
     def tell(self, message: Any) -> None:
         """Send a message, as soon as those before it are sent."""
@@ -182,30 +190,29 @@ class _Link:
         with self._lock:
             self._closing = True
         if self._process is not None:
-            self._process.kill()
+            self._process.popen.kill()
 
     def close(self, wait_s: float) -> None:
         """Let the process end, and wait for it; after `wait_s` it is killed."""
         with self._lock:
             self._closing = True
-            if self._socket is not None:  # the threads end, and so does the process
+            if self._process is not None:  # the threads end, and so does the process
                 with contextlib.suppress(OSError):
-                    self._socket.shutdown(2)
+                    self._process.socket.shutdown(2)
         self._outbox.put(None)
-        if self._writer is not None:
-            self._writer.join(wait_s)
-        if self._writer is not None and self._writer.is_alive():
+        if self._writer is None:
+            return
+        self._writer.join(wait_s)
+        if self._writer.is_alive():
             self.kill()
             self._writer.join(wait_s)
 
     def abandon(self) -> None:
         """Let go of what a fork inherited."""
         if self._process is not None:
-            self._process.returncode = 0  # not this process's child
-        if self._connection is not None and not self._connection.closed:
-            self._connection.close()
-        if self._socket is not None:
-            self._socket.close()
+            self._process.popen.returncode = 0  # not this process's child
+            self._process.connection.close()
+            self._process.socket.close()
 
     def _settled(self, number: int, future: Future[Reply]) -> None:
         if future.cancelled():
@@ -216,45 +223,38 @@ class _Link:
         if hasattr(signal, "pthread_sigmask"):  # it may have died: that is no reason to die too
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
         try:
-            connection, one, process = self._start()
+            process = self._start()
         except OSError as error:
             self._fail(_ended(f": it cannot be started: {error.strerror or error}", error))
             return
-        reader = start_thread(partial(self._read, connection, one, process), "shardio-helper")
+        reader = start_thread(partial(self._read, process), "shardio-helper")
         if reader is None:
-            process.kill()
+            process.popen.kill()
         while reader is not None and (message := self._outbox.get()) is not None:
             try:
-                connection.send(message)
+                process.connection.send(message)
             except OSError:  # it has died: the reader says so
                 break
             del message
         with contextlib.suppress(OSError):
-            one.shutdown(2)
-        self._bury(connection, one, process, reader)
+            process.socket.shutdown(2)
+        self._bury(process, reader)
 
-    def _bury(
-        self,
-        connection: Connection,
-        one: socket.socket,
-        process: subprocess.Popen[bytes],
-        reader: threading.Thread | None,
-    ) -> None:
+    def _bury(self, process: _Process, reader: threading.Thread | None) -> None:
         """Wait for the end of process and reader, and close the socket."""
         try:
-            process.wait(_LEAVE_S)
+            process.popen.wait(_LEAVE_S)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            process.popen.kill()
+            process.popen.wait()
         if reader is not None:
             reader.join()
-        code = process.returncode
+        code = process.popen.returncode
         said = f" (signal {-code})" if code < 0 else f" (exit code {code})"
         self._fail(_ended(said))
         with self._lock:
-            self._socket = None
-            connection.close()
-            one.close()
+            process.connection.close()
+            process.socket.close()
 
     def _fail(self, error: StorageError) -> None:
         with self._lock:
@@ -266,7 +266,7 @@ class _Link:
             told.__cause__ = error.__cause__
             settle(future, told)
 
-    def _start(self) -> tuple[Connection, socket.socket, subprocess.Popen[bytes]]:
+    def _start(self) -> _Process:
         with _STARTING:  # a child that is forked meanwhile would keep the socket open
             ours, theirs = socket.socketpair()
             path = [os.path.abspath(one) for one in sys.path]
@@ -274,30 +274,28 @@ class _Link:
             with theirs, contextlib.ExitStack() as on_error:
                 on_error.callback(ours.close)
                 fd = theirs.fileno()
-                process = subprocess.Popen(
+                popen = subprocess.Popen(
                     [get_executable(), "-c", _START.format(__name__), str(fd), *path],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     pass_fds=[fd],
                     start_new_session=True,
                 )
-                on_error.callback(process.kill)
+                on_error.callback(popen.kill)
                 connection = Connection(os.dup(ours.fileno()))
                 ours.setblocking(True)  # whatever socket.setdefaulttimeout says
                 on_error.pop_all()
             with self._lock:
-                self._process, self._connection, self._socket = process, connection, ours
+                self._process = process = _Process(popen, connection, ours)
                 if self._closing:
-                    process.kill()
-        return connection, ours, process
+                    popen.kill()
+        return process
 
-    def _read(
-        self, connection: Connection, one: socket.socket, process: subprocess.Popen[bytes]
-    ) -> None:
+    def _read(self, process: _Process) -> None:
         """Take answers, until the helper has ended."""
         try:
             while True:
-                answer: _Answer = connection.recv()
+                answer: _Answer = process.connection.recv()
                 if not answer.number:
                     if self._owner.waits is not None:
                         self._owner.waits(answer.error[1])
@@ -311,7 +309,7 @@ class _Link:
                 elif not answer.length:
                     found = Reply(memoryview(answer.data), answer.size, answer.tag)
                 else:
-                    found = _received(one, answer)
+                    found = _received(process.socket, answer)
                 with self._lock:
                     future = self._pending.pop(answer.number, None)
                 if future is not None:
@@ -321,7 +319,7 @@ class _Link:
             pass
         except Exception as error:  # a message that is none
             self._fail(_ended(f": {error}", error))
-            process.kill()
+            process.popen.kill()
         self._outbox.put(None)
 
 
