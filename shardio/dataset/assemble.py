@@ -1,187 +1,283 @@
-"""Assemble rows to items, and items to batches: one way for DataLoader, loaders and mixtures."""
+"""Assemble rows to items, and items to batches: one way for DataLoader, loaders and mixtures.
+
+Each array of a row is written to its place in the batch at once, and a built-in transform writes
+its image there itself. `collate` takes columns that are complete as they are.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import chain, repeat
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..errors import OptionError, name_record
-from .collate import Empty, Names, collating_into, empty, fresh, ragged_fields
+from ..order.options import Options
+from ..order.partition import Partition
+from .collate import (
+    TENSORS,
+    Names,
+    collating_into,
+    empty,
+    fresh,
+    is_planes,
+    places_of,
+    ragged_fields,
+    rows_of,
+)
 from .decode import Progress
+from .encoded import Empty
+from .protocol import BatchReader, BatchRows
+from .ranks import Consumers
 
 VALID = "valid"  # the field that tail="exact" adds
 
+_ARRAYS = (np.ndarray, torch.Tensor)
+_LEAST = 512  # bytes of an array that is worth 1 us to put in its place early
 
-class PendingBatch(NamedTuple):
-    """Hold a batch that is not made yet. Without a batch_size: some samples in a row."""
-
-    rows: Iterable[Any]  # in order; for one thread at a time
-    make: Callable[[Any, Progress], Any]  # of a row its item; by any thread
-    valid: int  # items before this one are the epoch's own; those from it on repeat some
-    size: int
-    at_once: Callable[[Empty], Any] | None = None  # the collated batch, or None: not this one
-    records: Callable[[], Sequence[str]] | None = None  # what messages call them, once all are read
+_Like = tuple[bool, Any, Any]  # of a column: whether its rows are tensors, their shape, their dtype
 
 
 class Assembler:
-    """Assemble batches of pending ones. Iterations and loader processes share how.
+    """Assemble the batches of one consumer's share, as the dataset and these options say.
 
-    collate_fn  a list of items to a batch
-    fields      the names of the fields of items that are tuples, where they are known
-    exact       each item gets the field `valid`: tail="exact"
-    encoded     the fields of items that are image files, by name or place
-    image       the field of items that a built-in transform makes, by name or place
+    options: of this pass; the dataset may have others by now.
     """
 
     def __init__(
-        self,
-        collate_fn: Callable[[list[Any]], Any],
-        *,
-        fields: Sequence[str] | None,
-        exact: bool,
-        encoded: Collection[int | str] = (),
-        image: int | str | None = None,
+        self, stream: BatchReader, options: Options, share: Partition, consumers: Consumers
     ) -> None:
-        ragged = ragged_fields(collate_fn)
-        self.is_own = ragged is not None  # whether collate_fn is `collate`
-        self.ragged = frozenset(ragged or ())  # fields that become lists
-        self.fields = fields
-        self.exact = exact
-        self._encoded = encoded
-        self._collate_fn = collate_fn
-        self._image = image if self.is_own else None
-        self._shape: tuple[int, ...] | None = None  # of the image of the batch before
+        self.reader = stream.read_share(share, consumers, options)
+        self._collate_fn = stream.collate_fn
+        ragged = ragged_fields(stream.collate_fn)
+        self._is_own = ragged is not None  # whether collate_fn is `collate`
+        self._ragged = frozenset(ragged or ())  # fields that become lists
+        self._exact = share.tail == "exact"  # each item gets the field `valid`
+        self._fields = stream.item_fields
+        if self._exact and self._fields is not None:
+            self._fields = (*self._fields, VALID)
+        self._encoded = stream.encoded_fields if self._is_own else ()
+        self._image = stream.image_column
+        self._has_columns = self._is_own  # as far as the batch before tells
 
-    def assemble(self, pending: PendingBatch, work: Progress) -> Any:
-        """Make a batch: at once where that is possible, else of its items, one by one."""
-        batch = self.at_once(pending, empty)
+    def batches(self, work: Progress, *, one_by_one: bool) -> Iterator[Any]:
+        """Yield all batches; one_by_one: their items instead."""
+        for rows in self.reader:
+            if one_by_one:
+                yield from self._items(rows, work, None)
+            else:
+                yield self._batch(rows, work)
+
+    def _batch(self, rows: BatchRows, work: Progress) -> Any:
+        """Make a batch: as a whole where that is possible, else of its items, one by one."""
+        batch = self.whole(rows, empty)
         if batch is None:
             # A tenth less CPU time for 224 x 224: no array of its own for each image, and no copy.
-            images = None if self._shape is None else _Images(pending, self._shape)
-            items = list(self.items(pending if images is None else images.pending, work))
+            columns = self.columns(rows, fresh) if self._has_columns else None
+            items = list(self._items(rows, work, columns))
             work.number = -1
-            if self._image is not None and items:
-                image = items[0][self._image]
-                self._shape = image.shape if type(image) is np.ndarray else None
-            batch = self.collate(pending, items, images)
+            batch = self.collate(rows, items, columns)
+            self._has_columns = bool(columns)
         return batch
 
-    def at_once(self, pending: PendingBatch, empty: Empty) -> Any:
+    def whole(self, rows: BatchRows, empty: Empty) -> Any:
         """Make a collated batch without its items. None: this one is to be made of them.
 
         empty: gives the memory for its images.
         """
-        # A batch that is made at once has no lists.
-        if pending.at_once is None or not self.is_own or self.ragged:
+        # A batch that is made as a whole has no lists.
+        if not self._is_own or self._ragged:
             return None
-        batch = pending.at_once(empty)
-        if batch is None or not self.exact:
+        batch = self.reader.whole(rows, empty)
+        if batch is None or not self._exact:
             return batch
-        return mark_all(batch, pending.valid, pending.size)
+        return mark_all(batch, rows.valid, rows.size)
 
-    def rows(self, pending: PendingBatch) -> Iterator[tuple[Any, bool | None]]:
-        """Yield each row, in order, and how its item is to be marked; None: it is not.
+    def columns(self, rows: BatchRows, empty: Empty) -> Columns | None:
+        """Return the columns of a batch, which its rows are written to; None: a user collates."""
+        if not self._is_own:
+            return None
+        return Columns(
+            rows.size, ragged=self._ragged, fields=self._fields, empty=empty, image=self._image
+        )
 
-        A caller makes each item by `pending.make`, and marks it by `mark`.
-        """
-        return zip(pending.rows, marks(pending) if self.exact else repeat(None), strict=False)
+    def item(
+        self, rows: BatchRows, i: int, row: Any, work: Progress, columns: Columns | None
+    ) -> Any:
+        """Make the item of row i, its arrays in their places of the columns. In any thread."""
+        if columns is None:
+            item = self.reader.make(row, work)
+        else:
+            work.out = columns.image(i)
+            try:
+                item = self.reader.make(row, work)
+            finally:
+                work.out = None  # or it would keep the batch
+        if self._exact:
+            item = mark(item, i < rows.valid)
+        return item if columns is None else columns.place(i, item)
 
-    def items(self, pending: PendingBatch, work: Progress) -> Iterator[Any]:
-        """Give the items of a batch. An error of making one names the record that it was of."""
-        items = _items(pending, work)
-        return map(mark, items, marks(pending)) if self.exact else items
+    def _items(self, rows: BatchRows, work: Progress, columns: Columns | None) -> Iterator[Any]:
+        """Yield the items of a batch. An error of making one names the record that it was of."""
+        # A StopIteration of a transform leaves a generator as a RuntimeError, and not, as of map,
+        # as if there were no more rows. Where an item is only made, it costs 0.1 us less here.
+        make = self.reader.make if columns is None and not self._exact else None
+        for i, row in enumerate(self.reader.rows(rows)):
+            try:
+                item = make(row, work) if make else self.item(rows, i, row, work, columns)
+            except Exception as error:
+                name_record(error, work.record)
+                raise
+            work.number = -1
+            yield item
 
-    def collate(self, pending: PendingBatch, items: list[Any], memory: Any = None) -> Any:
-        """Collate the items of a batch. An error of a user's collate_fn names their records.
-
-        memory: a collate.Memory, where the columns go.
-        """
-        names = Names(pending.records, self.fields) if self.is_own else None
+    def collate(self, rows: BatchRows, items: list[Any], columns: Columns | None) -> Any:
+        """Collate the items of a batch. An error of a user's collate_fn names their records."""
+        names = Names(partial(self.reader.names, rows), self._fields) if self._is_own else None
         try:
-            with collating_into(memory, names, self._encoded if self.is_own else ()):
+            with collating_into(columns, names, self._encoded):
                 return self._collate_fn(items)
         except Exception as error:
-            if names is None and pending.records is not None:
-                records = pending.records()
+            if names is None:
+                records = self.reader.names(rows)
                 name_record(error, f"a batch of {len(records)}: {records[0]}, to {records[-1]}")
             raise
 
 
-class _Images:
-    """Have the images of a batch made in its memory: a collate.Memory.
+class Columns:
+    """Hold the columns of a batch: a collate.Memory. Threads may place rows side by side.
 
-    pending: the batch, whose `make` gives each row's image its place.
+    size    rows of the batch
+    ragged  fields that become lists, by place or name
+    fields  the names of the fields of items that are tuples, where they are known
+    empty   gives the memory
+    image   the field that a built-in transform makes, and its shape; None: there is none
     """
 
-    def __init__(self, pending: PendingBatch, shape: tuple[int, ...]) -> None:
-        self._tensor = fresh((pending.size, *shape), torch.uint8)
-        self._rows = list(self._tensor.numpy())
-        self.pending = pending._replace(make=_making(pending.make, iter(self._rows)))
+    def __init__(
+        self,
+        size: int,
+        *,
+        ragged: Collection[int | str],
+        fields: Sequence[str] | None,
+        empty: Empty,
+        image: tuple[int | str, tuple[int, ...]] | None = None,
+    ) -> None:
+        self.empty = empty
+        self._size = size
+        self._ragged, self._fields = ragged, fields
+        self._lock = threading.Lock()
+        self._columns: dict[int | str, _Column] = {}
+        self._image: Sequence[Any] = ()  # where a built-in transform writes
+        if image is not None:
+            name, shape = image
+            like = False, shape, np.dtype(np.uint8)
+            self._columns[name] = column = _Column(size, like, empty)
+            self._image = column.rows
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Take memory for another column."""
-        return fresh(shape, dtype)
+    def __len__(self) -> int:
+        """Return the number of columns that there are so far."""
+        return len(self._columns)
+
+    def clear(self) -> None:
+        """Forget all memory."""
+        self._columns.clear()
+        self._image = ()
 
     def column(self, values: Sequence[Any]) -> torch.Tensor | None:
-        """Return the images, if these are all of them."""
-        whole = len(values) == len(self._rows) and all(map(is_, values, self._rows))
-        return self._tensor if whole else None
+        """Return the tensor whose rows these values are; None: they are not all in place."""
+        for column in self._columns.values():
+            if values[0] is column.rows[0]:
+                same = len(values) == len(column.rows) and all(map(is_, values, column.rows))
+                return column.tensor if same else None
+        return None
 
+    def image(self, i: int) -> Any:
+        """Return the array that the image of row i may be written to; None: there is none."""
+        return self._image[i] if self._image else None
 
-def _making(
-    make: Callable[[Any, Progress], Any], rows: Iterator[Any]
-) -> Callable[[Any, Progress], Any]:
-    """Return a `make` that lets the image of each item be written to the next of these rows."""
+    def place(self, i: int, item: Any) -> Any:
+        """Return the item of row i, its arrays in their rows of the batch."""
+        ragged = self._ragged
+        if type(item) is dict:
+            return {
+                name: self._placed(name, i, value)
+                if type(value) in _ARRAYS and name not in ragged
+                else value
+                for name, value in item.items()
+            }
+        if type(item) is not tuple:
+            return item
+        if ragged:
+            ragged = places_of(ragged, item, self._fields)
+        return tuple(
+            [
+                self._placed(place, i, value)
+                if type(value) in _ARRAYS and place not in ragged
+                else value
+                for place, value in enumerate(item)
+            ]
+        )
 
-    def make_in_place(row: Any, work: Progress) -> Any:
-        work.out = next(rows)
-        try:
-            return make(row, work)
-        finally:
-            work.out = None  # or it would keep the batch
-
-    return make_in_place
-
-
-def _items(pending: PendingBatch, work: Progress) -> Iterator[Any]:
-    """Yield the items of a batch, without marks: most need none, and it costs each 80 ns."""
-    # A StopIteration of a transform leaves a generator as a RuntimeError, and not, as of map, as if
-    # there were no more rows.
-    make = pending.make
-    for row in pending.rows:
-        try:
-            item = make(row, work)
-        except Exception as error:
-            name_record(error, work.record)
-            raise
-        work.number = -1
-        yield item
-
-
-def assembled(
-    assembler: Assembler, reads: Iterator[PendingBatch], work: Progress, *, one_by_one: bool
-) -> Iterator[Any]:
-    """Yield the batches of these reads; one_by_one: their items instead."""
-    # No method of an iteration: the generator would keep the iterator that drops it.
-    for pending in reads:
-        if one_by_one:
-            yield from assembler.items(pending, work)
+    def _placed(self, name: int | str, i: int, value: Any) -> Any:
+        """Return an array of row i in its row of the column; itself, where it has none there."""
+        column = self._columns.get(name)
+        if column is not None and value is column.rows[i]:  # a built-in transform wrote it there
+            return value
+        is_tensor = type(value) is torch.Tensor
+        if is_tensor and is_planes(value):
+            is_tensor, value = False, rows_of(value)
+        if is_tensor and not is_only_values(value):  # copying it would lose the rest
+            return value
+        like = is_tensor, value.shape, value.dtype
+        if column is None:
+            if not is_tensor and (value.dtype.type not in TENSORS or not value.dtype.isnative):
+                return value
+            if value.nbytes < _LEAST:
+                return value
+            with self._lock:
+                column = self._columns.get(name)
+                if column is None:
+                    column = self._columns[name] = _Column(self._size, like, self.empty)
+        if column.like != like:
+            return value  # rows differ: collating will say so
+        row = column.rows[i]
+        if is_tensor:
+            row.copy_(value)
         else:
-            yield assembler.assemble(pending, work)
+            row[...] = value
+        return row
 
 
-def marks(pending: PendingBatch) -> Iterator[bool]:
-    """Give the marks of a batch's items under tail="exact": True for the epoch's own."""
-    return chain(repeat(True, pending.valid), repeat(False))
+class _Column:
+    """Hold a field of a batch, and views of its rows."""
+
+    def __init__(self, size: int, like: _Like, empty: Empty) -> None:
+        self.like = like
+        is_tensor, shape, dtype = like
+        kind = dtype if is_tensor else torch.from_numpy(np.empty(0, dtype)).dtype
+        self.tensor = empty((size, *shape), kind)
+        self.rows: Any = self.tensor.unbind() if is_tensor else list(self.tensor.numpy())
 
 
-def mark(item: Any, valid: bool) -> Any:
+def is_only_values(tensor: torch.Tensor) -> bool:
+    """Return True if a tensor is no more than its values; others are pickled as torch does it."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and not tensor.requires_grad
+        and not tensor.is_quantized
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def mark(item: Any, valid: Any) -> Any:
     """Return the item with the field that tail="exact" adds. Raises OptionError."""
     if isinstance(item, tuple):
         return (*item, valid)
@@ -200,4 +296,4 @@ def mark(item: Any, valid: bool) -> Any:
 
 def mark_all(batch: Any, valid: int, size: int) -> Any:
     """Mark a collated batch as `mark` does its items: rows before row `valid` are valid."""
-    return mark(batch, torch.arange(size) < valid)  # type: ignore[arg-type]
+    return mark(batch, torch.arange(size) < valid)

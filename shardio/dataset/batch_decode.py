@@ -29,8 +29,9 @@ from ..images.transforms import Transform, crop_many
 from ..order.rng import UInt64s
 from ..stack import users_level
 from .buffering import SMALL
-from .collate import Empty, images, numbers
+from .collate import images, numbers
 from .decode import IMAGE, Decoder
+from .encoded import Empty
 from .fetch import Fetch, Rows
 from .reader import Part, Reader
 
@@ -64,7 +65,11 @@ class Pixels:
         DamageError, StorageError.
         """
 
-    def batch(self, fetch: Fetch, rows: Rows, empty: Empty) -> tuple[Any, ...] | None:
+    def begin(self, fetch: Fetch) -> Callable[[Rows, Empty], Any]:
+        """Return what makes the batches of one pass."""
+        return partial(self._batch, fetch)
+
+    def _batch(self, fetch: Fetch, rows: Rows, empty: Empty) -> tuple[Any, ...] | None:
         """Make the batch of these rows, as collating their items would; None: it cannot be made so.
 
         empty: gives the memory for the images. Raises DamageError, StorageError.

@@ -9,8 +9,9 @@ when they came. What is not plain is left to the ordinary way: damage, values th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +21,11 @@ from .. import native
 from ..formats.manifest import Manifest
 from ..formats.record import RecordShard
 from ..names import KEY
-from .collate import Empty, empty_files
 from .collate import empty as empty_here
+from .collate import empty_files
 from .collate import numbers as as_tensor
 from .decode import Decoder
-from .encoded import EncodedImages
+from .encoded import Empty, EncodedImages
 from .fetch import Fetch, Rows
 
 DTYPES: dict[str, type[Any]] = {"int": np.int64, "float": np.float64, "bool": np.bool_}
@@ -41,16 +42,21 @@ class EncodedBatches:
     scalars: dict[str, type[Any]]  # those of numbers: the dtype of each in a batch
     tuples: bool  # what batches are: tuples, or dicts
 
-    def batch(self, fetch: Fetch, rows: Rows, empty: Empty) -> Any:
+    def begin(self, fetch: Fetch) -> Callable[[Rows, Empty], Any]:
+        """Return what makes the batches of one pass."""
+        return partial(self._batch, fetch, {})
+
+    def _batch(self, fetch: Fetch, known: dict[int, _Joined], rows: Rows, empty: Empty) -> Any:
         """Make the batch of these rows, as collating their items would; None: it cannot be made so.
 
-        empty: gives the memory for the images. Raises DamageError, StorageError.
+        known: what was found of shards in this pass. empty: gives the memory for the images.
+        Raises DamageError, StorageError.
         """
         core = native.records()
         if core is None or (rows.held is not None and None in rows.held):
             return None
         numbers = sorted(set(rows.shards.tolist()))
-        joined = _joined(fetch, numbers, held=rows.held is not None)
+        joined = _joined(fetch, known, numbers, held=rows.held is not None)
         if joined is None:
             return None
         kinds = joined[numbers[0]].kinds
@@ -90,12 +96,14 @@ class _Joined(NamedTuple):
     kinds: bytes  # of its fields
 
 
-def _joined(fetch: Fetch, numbers: Iterable[int], *, held: bool) -> dict[int, _Joined] | None:
+def _joined(
+    fetch: Fetch, known: dict[int, _Joined], numbers: Iterable[int], *, held: bool
+) -> dict[int, _Joined] | None:
     """Return what the core's `join` takes of these shards; None: they are for Python to read.
 
     held: of records that wait in this process. Of few shards it is found once: 2 us each.
     """
-    reader, known = fetch.reader, fetch.kept
+    reader = fetch.reader
     if reader.storage.remote or reader.manifest.shards > min(_FEW, reader.limit):
         known = {}  # shards may be closed meanwhile
     for number in numbers:

@@ -36,12 +36,10 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ..errors import CollateError, OptionError, printable
 from ..images.device_crop import DeviceCrop
-from .encoded import PICKLED, EncodedImages
+from .encoded import PICKLED, Empty, EncodedImages
 from .encoded_crops import EncodedCrops
 
 _INT64 = range(-(1 << 63), 1 << 63)
-
-Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 def _refuse_crops(batch: Any, *, collate_fn_map: Any = None) -> NoReturn:
@@ -69,7 +67,7 @@ class Memory(Protocol):
 class Names(NamedTuple):
     """Names of the items of a batch, and of the fields of each, in messages."""
 
-    records: Callable[[], Sequence[str]] | None
+    records: Callable[[], Sequence[str]]
     fields: Sequence[str] | None
 
 
@@ -405,7 +403,7 @@ def _field(name: int | str | None, count: int = 0) -> str:
 def _item(items: Sequence[Any], place: int) -> str:
     """Return what messages call an item of the batch."""
     names = _here.names
-    if names is not None and names.records is not None:
+    if names is not None:
         records = names.records()
         if len(records) == len(items):
             return records[place]

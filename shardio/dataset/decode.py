@@ -172,14 +172,16 @@ class Decoder:
         return frozenset(name if by_name else i for i, name in enumerate(names) if name in files)
 
     @property
-    def image_place(self) -> int | str | None:
-        """Return the field of an item that a built-in transform makes an array of, if one does.
+    def image_column(self) -> tuple[int | str, tuple[int, ...]] | None:
+        """Return the field of an item that a built-in transform makes an array of, and its shape.
 
-        None with a map: its function may keep what it is given.
+        None where none does, and with a map: its function may keep what it is given.
         """
         if self._crop is None or self.maps or self.device_crop:
             return None
-        return self._main if self.fields is None else self.fields.index(self._main)
+        return self._main if self.fields is None else self.fields.index(
+            self._main
+        ), self._crop.shape
 
     def __call__(
         self,
@@ -254,7 +256,7 @@ class _Crop:
         self.produces = transform.fields or (main,)
         self._alike = tuple(n for n in self.produces if functions.get(n) is _MAIN["pil"])
         self._together = transform.boxes is not None or len(self.produces) > 1
-        self._shape = (*transform.shape, 3)
+        self.shape = (*transform.shape, 3)
         single = main == IMAGE and not (self._together or on_device)
         self.alone = transform if single and transforms.crops_many(transform) else None
 
@@ -264,7 +266,7 @@ class _Crop:
         number: of the record in the dataset.
         """
         main, out = self.main, None if progress is None else progress.out
-        if out is not None and out.shape != self._shape:
+        if out is not None and out.shape != self.shape:
             out = None
         make: Callable[[Any, int], Any] = partial(self._transform, out=out)
         if self._on_device:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise, repeat, starmap
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -83,7 +83,6 @@ class Fetch:
         # below counts so, until records are read or announced.
         self._starts = reader.starts if selection is None else selection.starts
         self._spans: dict[int, Span] = {}
-        self.kept: dict[int, Any] = {}  # by shard, what is found once for all batches of this pass
         mean = reader.mean_bytes
         network = reader.storage.is_network()  # of a store that has a cache it is False
         self.policy = policy = choose_policy(

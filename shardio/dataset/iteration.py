@@ -22,14 +22,14 @@ from ..order.partition import Partition
 from ..stack import users_level
 from ..storage.ranges import RequestMeter
 from . import epoch_state
-from .assemble import Assembler, assembled
+from .assemble import Assembler
 from .decode import Progress
 from .epoch_state import Decision, Loading, Ticket, Verdict
 from .protocol import BatchIterator, EpochReader
 from .ranks import consumers
 from .stateful import ITERATOR, STATE, check_state
 
-Source = Callable[[Partition], BatchIterator]
+Source = Callable[[Partition], Iterator[Any]]
 
 _END = object()
 
@@ -51,7 +51,6 @@ class Iteration(BatchIterator):
         self._worker, self._workers = (0, 1) if info is None else (info.id, info.num_workers)
         self._work = Progress()
         self._items: Iterator[Any]
-        self._batches: BatchIterator | None = None  # the items, where they are a source's
         self._leads = self._worker == 0  # the worker that no other outlives
         self._error: Exception | None = None
         self._warning: tuple[Verdict, str] | None = None
@@ -122,18 +121,13 @@ class Iteration(BatchIterator):
         steps_of(share)
         self.stride = share.batch_units * share.world_size  # units of a global batch
         if self._source is not None:
-            self._items = self._batches = self._source(share)
+            self._items = self._source(share)
+            if isinstance(self._items, BatchIterator):
+                self.source = self._items
         else:
-            reads = stream.read_batches(share, consumers(share.world_size, self._workers))
-            assembler = Assembler(
-                stream.collate_fn,
-                fields=stream.item_fields,
-                exact=stream.tail == "exact",
-                encoded=stream.encoded_fields,
-                image=stream.image_place,
-            )
-            one_by_one = stream.batch_size is None
-            self._items = assembled(assembler, reads, self._work, one_by_one=one_by_one)
+            seen = consumers(share.world_size, self._workers)
+            assembler = Assembler(stream, stream.options, share, seen)
+            self._items = assembler.batches(self._work, one_by_one=stream.batch_size is None)
         left = len(share.worker_steps)
         self._last = done + left - left % self._drops  # batches when the last one is handed out
         if self.done == self._last:
@@ -180,28 +174,6 @@ class Iteration(BatchIterator):
         if self.done == self._last:
             epochs.ended(self.number, self._worker)
         return item
-
-    @property
-    def batch_stats(self) -> Any:
-        """Return the figures of the batch handed out last, for shardio.watch; None: none."""
-        return None if self._batches is None else self._batches.batch_stats
-
-    @property
-    def blocked_s(self) -> float:
-        """Return the seconds of the last next() in which a device was waited for."""
-        return 0.0 if self._batches is None else self._batches.blocked_s
-
-    @property
-    def idle_s(self) -> float | None:
-        """Return the seconds for which a device had nothing to do when the last batch came; None:
-        it is not known."""
-        return None if self._batches is None else self._batches.idle_s
-
-    @property
-    def behind(self) -> bool:
-        """Return True if a device was a whole step behind when the last batch was asked for; False:
-        it was not, or it is not known."""
-        return self._batches is not None and self._batches.behind
 
     def state_dict(self) -> dict[str, Any]:
         """Tell StatefulDataLoader where this worker's iterator stands.

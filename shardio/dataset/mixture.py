@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, groupby, islice, pairwise, repeat, zip_longest
 from operator import itemgetter
@@ -23,9 +23,8 @@ from ..order.mixture import Length, MixedOptions, Pattern, batch_ranges, epoch_r
 from ..order.options import Options
 from ..order.partition import Partition, RowRanges
 from ..order.rng import MIX, key
-from .assemble import PendingBatch
 from .decode import Progress
-from .protocol import Component
+from .protocol import Component, ShareReader
 from .ranks import Consumers
 from .stream import Stream
 
@@ -51,8 +50,8 @@ class Mixture(Stream):
         """Check that the datasets can be mixed, and deal the rows. Raises OptionError."""
         first = _check_alike(datasets)
         self._datasets: Sequence[Component] = list(datasets)
-        places = {dataset.image_place for dataset in self._datasets}
-        self.image_place = places.pop() if len(places) == 1 else None
+        columns = {dataset.image_column for dataset in self._datasets}
+        self.image_column = columns.pop() if len(columns) == 1 else None
         encoded = [frozenset(dataset.encoded_fields) for dataset in self._datasets]
         self.encoded_fields = frozenset.intersection(*encoded)
         self.device_crop = first.device_crop
@@ -90,62 +89,13 @@ class Mixture(Stream):
         """Return whether every pass reads the same epoch: also where no dataset is shuffled."""
         return super().evaluates or not any(part.shuffle for part in self.options.parts)
 
-    def read_batches(self, partition: Partition, consumers: Consumers) -> Iterator[PendingBatch]:
-        """Read a consumer's batches, in order. The `rows` of each are used up before the next."""
-        size = partition.batch_size or 1
-        ranges = partial(batch_ranges, partition)
-        rows = self._rows(partition, ranges, consumers)
-        for step, (start, stop) in zip(partition.worker_steps, ranges(), strict=True):
-            count = stop - start
-            own: Iterable[Any] = islice(rows, count)
-            if count == size:
-                noted = _RowLog(own)
-                yield PendingBatch(noted, _build_item, count, count, None, noted.records)
-                continue
-            repeats = partition.batch(step).repeats.tolist()
-            cuts = [0, *(i for i, (a, b) in enumerate(pairwise(repeats), 1) if b != a + 1)]
-            again = [
-                self._rows(partition, partial(iter, [(repeats[a], repeats[b - 1] + 1)]), consumers)
-                for a, b in pairwise([*cuts, len(repeats)])
-                if a < b
-            ]
-            noted = _RowLog(chain(own, *again))
-            yield PendingBatch(noted, _build_item, count, count + len(repeats), None, noted.records)
-
-    def _rows(
-        self, partition: Partition, ranges: Callable[[], Iterator[_Range]], consumers: Consumers
-    ) -> Iterator[Any]:
-        """Iterate over the rows of these ranges.
-
-        ranges: called once more a dataset, since datasets look ahead unequally far.
-        """
-        feeds = [
-            self._passes(d, partition, ranges(), consumers) for d in range(len(self._datasets))
-        ]
-        for start, stop in ranges():
-            for owner in self._pattern.owners(start, stop):
-                yield next(feeds[owner])
-
-    def _passes(
-        self, d: int, partition: Partition, ranges: Iterator[_Range], consumers: Consumers
-    ) -> Iterator[Any]:
-        """Iterate over the rows of dataset d in these ranges, pass after pass.
-
-        Yields (function that builds the item, row of the dataset, dataset).
-        """
-        dataset, seed = self._datasets[d], key(MIX, self.seed, d)
-        options = replace(self.options.parts[d], seed=seed)
-        before = partition.epoch.epoch * self._pattern.count(d, self.length)
-        parts = self._pattern.passes(d, ranges, records=dataset.records, before=before)
-        for number, group in groupby(parts, itemgetter(0)):
-            reads = RowRanges(
-                options.epoch(dataset.counts, number),
-                ((start, stop) for _, start, stop in group),
-                batch_size=math.ceil((partition.batch_size or 1) * self._pattern.fraction(d)),
-                consumers=partition.world_size * partition.num_workers,
-            )
-            for items in dataset.read_batches(reads, consumers, hands_out=self.hands_out):
-                yield from zip(repeat(items.make), items.rows, repeat(dataset))
+    def read_share(self, share: Partition, consumers: Consumers, options: Options) -> ShareReader:
+        """Read a consumer's share, of a pass with these options."""
+        assert isinstance(options, MixedOptions)
+        pattern, length = self._pattern, self.length
+        return _MixedReader(
+            self._datasets, pattern, length, options, share, consumers, self.hands_out
+        )
 
     def _identity(self) -> dict[str, Any]:
         """Return the part of a saved state that tells this mixture from others."""
@@ -193,30 +143,91 @@ class Mixture(Stream):
         return MixedOptions.of(parts)
 
 
-def _build_item(row: tuple[Callable[[Any, Progress], Any], Any, Component], work: Progress) -> Any:
-    """Build the item of a row, which says how. Safe to call from any thread."""
-    make, own, _ = row
-    return make(own, work)
+@dataclass
+class _MixedReader(ShareReader):
+    """Read a consumer's share of a mixture. A row is a dataset's reader, and its row."""
 
+    datasets: Sequence[Component]
+    pattern: Pattern
+    length: int
+    options: MixedOptions
+    share: Partition
+    consumers: Consumers
+    hands_out: bool
 
-class _RowLog:
-    """Iterate over rows once, and remembers them, so that messages can name their records."""
+    def __iter__(self) -> Iterator[_MixedRows]:
+        """Iterate over the rows of each batch."""
+        share = self.share
+        size = share.batch_size or 1
+        ranges = partial(batch_ranges, share)
+        rows = self._rows(ranges)
+        for step, (start, stop) in zip(share.worker_steps, ranges(), strict=True):
+            count = stop - start
+            own: Iterable[Any] = islice(rows, count)
+            if count == size:
+                yield _MixedRows(own, count, count)
+                continue
+            repeats = share.batch(step).repeats.tolist()
+            cuts = [0, *(i for i, (a, b) in enumerate(pairwise(repeats), 1) if b != a + 1)]
+            again = [
+                self._rows(partial(iter, [(repeats[a], repeats[b - 1] + 1)]))
+                for a, b in pairwise([*cuts, len(repeats)])
+                if a < b
+            ]
+            yield _MixedRows(chain(own, *again), count, count + len(repeats))
 
-    def __init__(self, rows: Iterable[Any]) -> None:
-        """Keep the rows; none of them is read yet."""
-        self._rows = rows
-        self._seen: list[tuple[Component, int]] = []
-
-    def __iter__(self) -> Iterator[Any]:
-        """Iterate over the rows; only once."""
-        seen = self._seen
-        for row in self._rows:
-            seen.append((row[2], row[1][0]))
+    def rows(self, batch: _MixedRows) -> Iterator[Any]:
+        """Iterate over the rows of a batch, and note their records."""
+        for row in batch.rows:
+            reader, (number, *_) = row
+            batch.seen.append((reader, number))
             yield row
 
-    def records(self) -> list[str]:
-        """Return the names, for messages, of the records that were iterated over."""
-        return [dataset.record_name(number) for dataset, number in self._seen]
+    def make(self, row: tuple[ShareReader, Any], work: Progress) -> Any:
+        """Make the item of a row. Any thread may call it."""
+        reader, own = row
+        return reader.make(own, work)
+
+    def names(self, batch: _MixedRows) -> list[str]:
+        """Return the names of the records of the rows that were read."""
+        return [reader.record_name(number) for reader, number in batch.seen]
+
+    def _rows(self, ranges: Callable[[], Iterator[_Range]]) -> Iterator[Any]:
+        """Iterate over the rows of these ranges.
+
+        ranges: called once more a dataset, since datasets look ahead unequally far.
+        """
+        feeds = [self._passes(d, ranges()) for d in range(len(self.datasets))]
+        for start, stop in ranges():
+            for owner in self.pattern.owners(start, stop):
+                yield next(feeds[owner])
+
+    def _passes(self, d: int, ranges: Iterator[_Range]) -> Iterator[Any]:
+        """Iterate over the rows of dataset d in these ranges, pass after pass."""
+        dataset, share = self.datasets[d], self.share
+        options = replace(self.options.parts[d], seed=key(MIX, self.options.seed, d))
+        before = share.epoch.epoch * self.pattern.count(d, self.length)
+        parts = self.pattern.passes(d, ranges, records=dataset.records, before=before)
+        for number, group in groupby(parts, itemgetter(0)):
+            reads = RowRanges(
+                options.epoch(dataset.counts, number),
+                ((start, stop) for _, start, stop in group),
+                batch_size=math.ceil((share.batch_size or 1) * self.pattern.fraction(d)),
+                consumers=share.world_size * share.num_workers,
+            )
+            reader = dataset.read_share(reads, self.consumers, options, hands_out=self.hands_out)
+            for batch in reader:
+                yield from zip(repeat(reader), reader.rows(batch))
+
+
+@dataclass
+class _MixedRows:
+    """Hold the rows of a batch, and which records of these were read."""
+
+    rows: Iterable[Any]
+    valid: int
+    size: int
+    seen: list[tuple[Any, int]] = field(default_factory=list)
 
 
 def _check_alike(datasets: Sequence[Component]) -> Component:

@@ -1,31 +1,75 @@
 """Declare what loaders, iterations and mixtures ask of a dataset.
 
-    BatchReader   reads the batches of a consumer's share: what a loader process needs
+    ShareReader   reads the batches of one consumer's share of an epoch
+    BatchReader   gives a ShareReader of any share: what a loader process needs
     EpochReader   has an epoch, too, and ranks: what an iteration needs
     Component     one dataset of a mixture
     BatchIterator tells how its batches came: what an iteration asks of a loader, and the meter
 
-ShardDataset is the first three; a mixture is the first two.
+ShardDataset is a BatchReader, an EpochReader and a Component; a mixture the first two of these.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from ..order.epoch import Tail
 from ..order.options import Options
 from ..order.partition import Partition, RowRanges
 from ..order.rng import Int64s
-from .assemble import PendingBatch
+from .decode import Progress
+from .encoded import Empty
 from .epoch_state import EpochState, Ticket
 from .ranks import Consumers
+
+
+class BatchRows(Protocol):
+    """Tell the rows of a batch that is not made yet. Without a batch_size: of some samples."""
+
+    @property
+    def valid(self) -> int:
+        """Count the epoch's own rows; those after them repeat some."""
+
+    @property
+    def size(self) -> int:
+        """Count all rows."""
+
+
+class ShareReader(ABC):
+    """Read the batches of one consumer's share of an epoch, and make items of their rows."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[BatchRows]:
+        """Begin to read, and iterate over the rows of each batch, in order. Only once."""
+
+    @abstractmethod
+    def rows(self, batch: Any, /) -> Iterator[Any]:
+        """Iterate over the rows of a batch, in order, before the next batch is asked for.
+
+        Only once, by one thread at a time.
+        """
+
+    @abstractmethod
+    def make(self, row: Any, work: Progress) -> Any:
+        """Make the item of a row. Any thread may call it."""
+
+    def whole(self, batch: Any, empty: Empty, /) -> Any:
+        """Make a batch as collating its items would; None: it cannot be made so.
+
+        empty: gives the memory for its images. Raises DamageError, StorageError.
+        """
+        return None
+
+    @abstractmethod
+    def names(self, batch: Any, /) -> Sequence[str]:
+        """Return the names of a batch's records in messages, once its rows are read."""
 
 
 class BatchReader(Protocol):
     """Read the batches of any consumer's share, whoever decided on it."""
 
-    options: Options  # a loader process sets those of the pass that it makes
+    options: Options
     counts: Int64s  # (shards,) int64: the records of each that are read
     collate_fn: Callable[[list[Any]], Any]
 
@@ -34,12 +78,9 @@ class BatchReader(Protocol):
         """Return the rows of a batch; None: items are handed out one by one."""
 
     @property
-    def tail(self) -> Tail:
-        """Return the treatment of the rows that fill no batch on every rank."""
-
-    @property
-    def image_place(self) -> int | str | None:
-        """Return the field of an item that a built-in transform makes; None: there is none."""
+    def image_column(self) -> tuple[int | str, tuple[int, ...]] | None:
+        """Return the field of an item that a built-in transform makes, by name or place, and its
+        shape; None: there is none."""
 
     @property
     def item_fields(self) -> tuple[str, ...] | None:
@@ -53,8 +94,10 @@ class BatchReader(Protocol):
     def device_crop(self) -> tuple[tuple[int, int], str] | None:
         """Return (H, W) and interpolation of DeviceCrops in items; None: there are none."""
 
-    def read_batches(self, share: Partition, consumers: Consumers, /) -> Iterator[PendingBatch]:
-        """Read a consumer's share, in order. The `rows` of each are used up before the next."""
+    def read_share(
+        self, share: Partition, consumers: Consumers, options: Options, /
+    ) -> ShareReader:
+        """Read a consumer's share, of a pass with these options."""
 
 
 class EpochReader(BatchReader, Protocol):
@@ -112,14 +155,15 @@ class Component(BatchReader, Protocol):
     def record_name(self, number: int) -> str:
         """Return the name of a record in messages, by its number in the dataset."""
 
-    def read_batches(
+    def read_share(
         self,
-        reads: Partition | RowRanges,
+        share: Partition | RowRanges,
         consumers: Consumers,
+        options: Options,
         /,
         *,
         hands_out: bool | None = None,
-    ) -> Iterator[PendingBatch]:
+    ) -> ShareReader:
         """Read as BatchReader does. RowRanges are the parts of passes that a mixture takes.
 
         hands_out: as of the mixture, which hands the items out; None: this dataset does.
@@ -127,29 +171,34 @@ class Component(BatchReader, Protocol):
 
 
 class BatchIterator(Iterator[Any]):
-    """Iterate over batches, and tell how the last one came, as far as that is known."""
+    """Iterate over batches, and tell how the last one came, as far as that is known.
+
+    source: the iterator whose batches it hands on, and whose figures are its own; None: none.
+    """
+
+    source: BatchIterator | None = None
 
     @property
     def batch_stats(self) -> Any:
         """Return the figures of the batch handed out last, a loader's BatchStats; None: none."""
-        return None
+        return None if self.source is None else self.source.batch_stats
 
     @property
     def blocked_s(self) -> float:
         """Return the seconds of the last next() in which a device was waited for."""
-        return 0.0
+        return 0.0 if self.source is None else self.source.blocked_s
 
     @property
     def idle_s(self) -> float | None:
         """Return the seconds for which the device had nothing to do when the last batch came; None:
         it is not known."""
-        return None
+        return None if self.source is None else self.source.idle_s
 
     @property
     def behind(self) -> bool:
         """Return True if the device was a whole step behind when the last batch was asked for;
         False: it was not, or it is not known."""
-        return False
+        return self.source is not None and self.source.behind
 
     def ready(self) -> bool | None:
         """Return True if the next batch would come at once; None: it is not known."""

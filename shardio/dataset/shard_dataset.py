@@ -3,8 +3,8 @@
     loader = DataLoader(ShardDataset("packed", batch_size=256), batch_size=None, num_workers=8)
 
 How it works. With `batch_size` the dataset yields whole batches; without, samples. What every
-stream has (epoch, ranks, resuming) is in `stream`. Here a consumer's share of an epoch is read:
-fetch gives the records of its batches, Decoder makes items of them, and collate a batch.
+stream has (epoch, ranks, resuming) is in `stream`. A consumer's share of an epoch is read
+by RecordReader: fetch gives the records of its batches, and Decoder makes items of them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,10 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 from .. import native
 from ..errors import OptionError, StateError, printable
-from ..formats.sample import give_text_key
-from ..names import KEY
-from ..order import rng
 from ..order.epoch import Tail
 from ..order.mixture import Length
 from ..order.options import STATE_OPTIONS, Options, Order, RequestedOptions
@@ -29,17 +25,18 @@ from ..order.subset import Selection, select_places, select_where
 from ..storage.options import Storage
 from ..storage.stores import without_secrets
 from ..units import check_group, refuse_options, show_count
-from .assemble import VALID, PendingBatch
+from .assemble import VALID
 from .batch_decode import advise_boxes, advise_core, raw_pixels
 from .batch_join import encoded_images
 from .buffering import BUFFER_BYTES, reads_batches_in_core
 from .collate import planes
-from .decode import LABEL, Decode, Decoder, Progress, record_name
-from .fetch import Fetch, Rows
+from .decode import LABEL, Decode, Decoder, record_name
+from .fetch import Fetch
 from .mixture import Mixture
 from .other_names import OTHER_NAMES
 from .ranks import Consumers
-from .reader import ManifestInfo, Row, open_reader, read
+from .reader import ManifestInfo, open_reader
+from .record_reader import RecordReader
 from .sequence import ShardSequence
 from .stream import Stream
 
@@ -146,7 +143,7 @@ class ShardDataset(ManifestInfo, Stream):
             max_pixels=stored.max_pixels,
             planes=planes,
         )
-        self.draws, self.image_place = self._decoder.draws, self._decoder.image_place
+        self.draws, self.image_column = self._decoder.draws, self._decoder.image_column
         self.encoded_fields = self._decoder.encoded
         self.device_crop = self._decoder.device_crop
         if tail == "exact" and fields is None and VALID in self.manifest.schema.names:
@@ -276,60 +273,43 @@ class ShardDataset(ManifestInfo, Stream):
             self._whole is not None and native.records() is not None
         )
 
-    def read_batches(
-        self, reads: Partition | RowRanges, consumers: Consumers, *, hands_out: bool | None = None
-    ) -> Iterator[PendingBatch]:
-        """Read these batches, in order. The `rows` of each are used up before the next.
+    def read_share(
+        self,
+        share: Partition | RowRanges,
+        consumers: Consumers,
+        options: Options,
+        *,
+        hands_out: bool | None = None,
+    ) -> RecordReader:
+        """Read a consumer's share, which holds all that is needed of the options.
 
         hands_out: as of the mixture that hands the items out; None: this dataset does.
         """
         hands_out = self.hands_out if hands_out is None else hands_out
-        fetch = Fetch(
+        fetch = partial(
+            Fetch,
             self.reader,
-            reads,
+            share,
             selection=self.selection,
             buffer_bytes=self.buffer_bytes,
             local_consumers=consumers.here,
             machines=consumers.machines,
             batched_reads=self.batched_reads,
         )
-        make = partial(self._item, reads.epoch.seed, reads.epoch.epoch, hands_out)
-        for rows in fetch:
-            at_once = None
-            if self._whole is not None and self.batch_size is not None:
-                at_once = partial(self._whole.batch, fetch, rows)
-            records = partial(self._records, rows)
-            yield PendingBatch(fetch.rows(rows), make, rows.valid, rows.size, at_once, records)
-
-    def _records(self, rows: Rows) -> list[str]:
-        """Return the names of the records of these rows in messages."""
-        return [self.record_name(number) for number in rows.numbers.tolist()]
+        return RecordReader(fetch, self._decoder, self._whole, self.record_name, hands_out)
 
     def record_name(self, number: int) -> str:
         """Return the name of a record in messages, by its number."""
         shard, record = self.reader.locate(number)
         return record_name(number, self.reader.shard(shard).key(record))
 
-    def _item(self, seed: int, epoch: int, hands_out: bool, row: Row, work: Progress) -> Any:
-        """Make the item of a row. Safe to call from any thread."""
-        sample, decoder = read(row), self._decoder
-        number = work.number = row[0]
-        work.key = sample[KEY]
-        work.read = work.decoded = perf_counter()
-        if work.note is not None:
-            work.note(number, work.read, work.key)
-        if decoder.plain:
-            return give_text_key(sample)
-        if decoder.pick is not None:
-            return decoder.pick(sample)
-        draw = rng.draw(seed, epoch, number) if decoder.wants_draw else 0
-        return decoder(sample, number, draw, work, hands_out)
-
     @property
     def item_fields(self) -> tuple[str, ...] | None:
-        """Return the names of the fields of items that are tuples, where they are known."""
-        fields = None if self._decoder.maps else self._decoder.fields
-        return (*fields, VALID) if fields is not None and self.tail == "exact" else fields
+        """Return the names of the fields of items that are tuples, where they are known.
+
+        Without the one that tail="exact" adds.
+        """
+        return None if self._decoder.maps else self._decoder.fields
 
     @property
     def structure(self) -> Any:

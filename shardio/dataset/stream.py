@@ -35,11 +35,11 @@ from ..order.partition import Partition
 from ..order.rng import Int64s, key
 from ..stack import users_level
 from ..units import check_int
-from .assemble import PendingBatch
 from .collate import collate, ragged_fields
 from .decode import check_function
 from .epoch_state import EpochState, Ticket, starting_iterator
 from .iteration import STREAMS, Iteration, Source, new_ticket, steps_of
+from .protocol import ShareReader
 from .ranks import Consumers, resolve_ranks
 from .stateful import STATE, check_state, state_of_workers
 
@@ -80,8 +80,10 @@ class Stream(IterableDataset[Any]):
     # --- what subclasses say ---
 
     @abstractmethod
-    def read_batches(self, share: Partition, consumers: Consumers, /) -> Iterator[PendingBatch]:
-        """Read a consumer's share, in order. The `rows` of each are used up before the next."""
+    def read_share(
+        self, share: Partition, consumers: Consumers, options: Options, /
+    ) -> ShareReader:
+        """Read a consumer's share, of a pass with these options."""
 
     @abstractmethod
     def _identity(self) -> dict[str, Any]:
@@ -97,7 +99,8 @@ class Stream(IterableDataset[Any]):
         """Return the name of the dataset in messages."""
 
     draws = False  # whether a record's item is known to be another in each epoch
-    image_place: int | str | None = None  # the field of an item that a built-in transform makes
+    # The field of an item that a built-in transform makes, and its shape.
+    image_column: tuple[int | str, tuple[int, ...]] | None = None
     encoded_fields: Collection[int | str] = frozenset()  # of items, that are bytes of image files
     device_crop: tuple[tuple[int, int], str] | None = (
         None  # of decode="cuda": (H, W), interpolation

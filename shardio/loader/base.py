@@ -1,7 +1,6 @@
 """The protocol of those who build a loader's batches, and the passes that they are given.
 
-Workers are processes (`worker_pool`), or threads of the trainer's own process (`in_process`). What
-an iterator over batches tells is declared in `dataset.protocol`; `batch_iterator` asks any for it.
+Workers are processes (`worker_pool`), or threads of the trainer's own process (`in_process`).
 """
 
 from __future__ import annotations
@@ -9,13 +8,13 @@ from __future__ import annotations
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Any, NamedTuple
 
-from ..dataset.assemble import PendingBatch
-from ..dataset.protocol import BatchIterator, BatchReader
+from ..dataset.assemble import Assembler
+from ..dataset.protocol import BatchReader
 from ..dataset.ranks import Consumers
 from ..dataset.whereabouts import PATIENCE_S
 from ..order.options import Options
@@ -35,9 +34,8 @@ class Pass(NamedTuple):
     world_size: int
     consumers: Consumers
 
-    def reads(self, stream: BatchReader, worker: int, workers: int) -> Iterator[PendingBatch]:
-        """Yield what one worker builds its batches of. Sets the options of the stream."""
-        stream.options = self.options
+    def assembler(self, stream: BatchReader, worker: int, workers: int) -> Assembler:
+        """Return what assembles the batches of one worker."""
         share = self.options.partition(
             self.options.epoch(stream.counts, self.epoch),
             rank=self.rank,
@@ -46,7 +44,7 @@ class Pass(NamedTuple):
             num_workers=workers,
             start=self.start,
         )
-        return stream.read_batches(share, self.consumers)
+        return Assembler(stream, self.options, share, self.consumers)
 
 
 @dataclass(frozen=True)
@@ -111,24 +109,3 @@ class WorkerPool(ABC):
 def _end(owner: int, end: Callable[..., None], *args: Any) -> None:
     if os.getpid() == owner:  # in a child that was forked, processes and locks are not its own
         end(*args)
-
-
-class PlainBatches(BatchIterator):
-    """Iterate over the batches of any iterator, which may have `batch_stats`."""
-
-    def __init__(self, iterator: Iterator[Any]) -> None:
-        self._iterator = iterator
-
-    def __next__(self) -> Any:
-        return next(self._iterator)
-
-    @property
-    def batch_stats(self) -> Any:
-        """Return what the iterator says of its last batch; None: nothing."""
-        return getattr(self._iterator, "batch_stats", None)
-
-
-def batch_iterator(batches: Iterable[Any]) -> BatchIterator:
-    """Iterate over batches by what is declared of a BatchIterator."""
-    iterator = iter(batches)
-    return iterator if isinstance(iterator, BatchIterator) else PlainBatches(iterator)

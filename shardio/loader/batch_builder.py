@@ -13,33 +13,25 @@ asked for.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import InitVar, dataclass
-from operator import is_
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from ..dataset.assemble import Assembler, PendingBatch, mark
-from ..dataset.collate import TENSORS, is_planes, places_of, rows_of
+from ..dataset.assemble import Assembler, Columns
 from ..dataset.decode import Progress
-from ..dataset.protocol import BatchReader
+from ..dataset.protocol import BatchRows
 from ..dataset.whereabouts import BETWEEN, COLLATES, Place
 from ..errors import as_error
 from ..names import key_text
 from .buffer_pool import Buffer, BufferPool
 from .stats import BatchStats
-from .transport import SMALL, is_only_values
+from .transport import SMALL
 
-_Like = tuple[bool, Any, Any]  # of a field whose rows are arrays: whether tensors, shape, dtype
-Layout = dict[int | str, _Like]  # by place in a tuple, or by name
-
-_ARRAYS = (np.ndarray, torch.Tensor)
 LISTEN_S = 0.005  # between rows of a batch, at least: a pass that is left is to end soon
-_LEAST = 512  # bytes of an array that is worth 1 us to put in its place early
 
 
 class Failure(NamedTuple):
@@ -51,36 +43,28 @@ class Failure(NamedTuple):
 
 @dataclass(eq=False)
 class Batch:
-    """Hold a batch that is being built, and the memory of its columns, for collating."""
+    """Hold a batch that is being built, and the memory of its columns."""
 
-    pending: PendingBatch
-    assembler: Assembler
+    rows: BatchRows
     number: int  # of this builder's batches, from 0
     buffer: Buffer
-    likely: InitVar[Layout]  # that of the batch before
-    collated: Any = None  # when it was built at once
+    columns: Columns | None = None  # its rows are written to
+    collated: Any = None  # when it was built as a whole
     read_s: float = 0.0
     decode_s: float = 0.0
     transform_s: float = 0.0
     collate_s: float = 0.0
     slowest: tuple[float, int, bytes] = (0.0, -1, b"")  # seconds, record, key
 
-    def __post_init__(self, likely: Layout) -> None:
-        self.items: list[Any] = [None] * self.pending.size
-        self.left = self.pending.size  # rows that are not built yet
-        self._lock = threading.Lock()
-        self._columns = {name: _Column(self, like) for name, like in likely.items()}
-
-    @property
-    def layout(self) -> Layout:
-        """Return that of the fields whose rows were written in place; for the batch after this."""
-        return {name: column.like for name, column in self._columns.items() if column.taken}
+    def __post_init__(self) -> None:
+        self.items: list[Any] = [None] * self.rows.size
+        self.left = self.rows.size  # rows that are not built yet
 
     def stats(self, worker: int, cpu_s: float = 0.0) -> BatchStats:
         """Say how the batch was built, and by which worker."""
         seconds, record, name = self.slowest
         return BatchStats(
-            rows=self.pending.size,
+            rows=self.rows.size,
             read_s=self.read_s,
             decode_s=self.decode_s,
             transform_s=self.transform_s,
@@ -95,7 +79,8 @@ class Batch:
     def forget(self) -> None:
         """Forget all that the batch is made of."""
         self.items.clear()
-        self._columns.clear()
+        if self.columns is not None:
+            self.columns.clear()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor that is not cleared; a large one lies in the batch's buffer."""
@@ -104,88 +89,9 @@ class Batch:
             return torch.empty(shape, dtype=dtype)
         return torch.from_numpy(self.buffer.place(nbytes)[1]).view(dtype).view(shape)
 
-    def column(self, values: Sequence[Any]) -> torch.Tensor | None:
-        """Return the tensor whose rows these values are; None: they are not all in place."""
-        for column in self._columns.values():
-            if values[0] is column.rows[0]:
-                same = len(values) == len(column.rows) and all(map(is_, values, column.rows))
-                return column.tensor if same else None
-        return None
-
-    def row(self, name: int | str | None, i: int) -> Any:
-        """Return the array that the image of row i may be written to; None: there is none yet."""
-        column = None if name is None else self._columns.get(name)
-        return None if column is None or column.is_tensor else column.rows[i]
-
-    def settle(self, i: int, item: Any) -> Any:
-        """Return the item of row i, its arrays in their rows of the batch."""
-        ragged: Collection[int | str] = self.assembler.ragged
-        if type(item) is dict:
-            return {
-                name: self._settled(name, i, value)
-                if type(value) in _ARRAYS and name not in ragged
-                else value
-                for name, value in item.items()
-            }
-        if type(item) is not tuple:
-            return item
-        if ragged:
-            ragged = places_of(ragged, item, self.assembler.fields)
-        return tuple(
-            [
-                self._settled(place, i, value)
-                if type(value) in _ARRAYS and place not in ragged
-                else value
-                for place, value in enumerate(item)
-            ]
-        )
-
-    def _settled(self, name: int | str, i: int, value: Any) -> Any:
-        """Return an array of row i in its row of the column; itself, where it has none there."""
-        column = self._columns.get(name)
-        if column is not None and value is column.rows[i]:  # a built-in transform wrote it there
-            column.taken = True
-            return value
-        is_tensor = type(value) is torch.Tensor
-        if is_tensor and is_planes(value):
-            is_tensor, value = False, rows_of(value)
-        if is_tensor and not is_only_values(value):  # copying it would lose the rest
-            return value
-        like = is_tensor, value.shape, value.dtype
-        if column is None or column.like != like:
-            if not is_tensor and (value.dtype.type not in TENSORS or not value.dtype.isnative):
-                return value
-            if value.nbytes < _LEAST:
-                return value
-            with self._lock:
-                column = self._columns.get(name)
-                if column is None or not (column.taken or column.like == like):
-                    column = self._columns[name] = _Column(self, like)
-            if column.like != like:
-                return value  # rows differ: collating will say so
-        column.taken = True
-        row = column.rows[i]
-        if is_tensor:
-            row.copy_(value)
-        else:
-            row[...] = value
-        return row
-
-
-class _Column:
-    """Hold a field of a batch, and views of its rows."""
-
-    def __init__(self, batch: Batch, like: _Like) -> None:
-        self.like = like
-        self.taken = False
-        self.is_tensor, shape, dtype = like
-        kind = dtype if self.is_tensor else torch.from_numpy(np.empty(0, dtype)).dtype
-        self.tensor = batch.empty((len(batch.items), *shape), kind)
-        self.rows: Any = self.tensor.unbind() if self.is_tensor else list(self.tensor.numpy())
-
 
 class BatchBuilder:
-    """Build the batches of one share, in order.
+    """Build the batches of one share, which an assembler has, in order.
 
     pack(batch, buffer)  makes of a collated batch what is handed over; in any thread
     emit(batch, packed)  is called for each batch, in order, by one thread at a time; and, if there
@@ -200,18 +106,15 @@ class BatchBuilder:
 
     def __init__(
         self,
-        stream: BatchReader,
-        reads: Iterator[PendingBatch],
+        assembler: Assembler,
         buffers: BufferPool,
         pack: Callable[[Any, Buffer], Any],
         emit: Callable[[Batch | Failure, Any], None],
-        layout: Layout,
         *,
         places: Sequence[Place],
         interrupts: bool = False,
         listen: Callable[[bool], None] | None = None,
     ) -> None:
-        self.layout = layout  # of the batch before
         self._places = places
         self._interrupts = interrupts
         self._listen = listen
@@ -219,14 +122,7 @@ class BatchBuilder:
         self._buffers = buffers
         self._pack = pack
         self._emit = emit
-        self._assembler = assembler = Assembler(
-            stream.collate_fn,
-            fields=stream.item_fields,
-            exact=stream.tail == "exact",
-            encoded=stream.encoded_fields,
-        )
-        self._in_place = assembler.is_own
-        self._image = stream.image_place if self._in_place else None
+        self._assembler = assembler
         self._wanted = 0  # batches that may be begun
         self._dropped = False
         self._more = threading.Condition()
@@ -236,7 +132,7 @@ class BatchBuilder:
         self._open: dict[int, Batch] = {}  # begun, and not handed over
         self._done: dict[int, tuple[Batch | Failure, Any]] = {}  # by number, to be handed over
         self._next = 0  # the one that is to be handed over next
-        self._tasks = self._rows(reads)
+        self._tasks = self._rows()
 
     def more(self, batches: int = 1) -> None:
         """Let so many more batches be built: the trainer wants them."""
@@ -292,17 +188,12 @@ class BatchBuilder:
                 task = None if self._dropped else next(self._tasks, None)
             if task is None:
                 return False
-            batch, i, row, valid = task
+            batch, i, row = task
             if batch.collated is None:
                 start = perf_counter()
-                work.out = batch.row(self._image, i)
-                item = batch.pending.make(row, work)
-                work.out = None  # or it would keep the batch in use
+                batch.items[i] = self._assembler.item(batch.rows, i, row, work, batch.columns)
                 place.at[0] = BETWEEN
-                if valid is not None:
-                    item = mark(item, valid)
-                batch.items[i] = batch.settle(i, item) if self._in_place else item
-                del item, row, task  # the batch may be handed over before the next turn
+                del row, task  # the batch may be handed over before the next turn
                 end = perf_counter()
                 with self._counting:
                     batch.read_s += work.read - start
@@ -318,35 +209,35 @@ class BatchBuilder:
             self._finish(batch)
             place.at[0] = BETWEEN
         except BaseException as error:
-            work.out = None
             self._fail(batch, error, work)
             place.at[0] = BETWEEN  # only now: to pickle an error may end the process
             if self._interrupts and isinstance(error, KeyboardInterrupt):
                 raise
         return True
 
-    def _rows(
-        self, reads: Iterator[PendingBatch]
-    ) -> Generator[tuple[Batch, int, Any, Any], None, None]:
-        """Yield what is to be built: (batch, row of it, what it is made of, how it is marked)."""
+    def _rows(self) -> Generator[tuple[Batch, int, Any], None, None]:
+        """Yield what is to be built: (batch, row of it, what it is made of)."""
+        assembler, batches = self._assembler, None
         while self._wait():
             start = perf_counter()
-            pending = next(reads, None)
-            if pending is None:
+            if batches is None:
+                batches = iter(assembler.reader)
+            rows = next(batches, None)
+            if rows is None:
                 return
-            buffer = self._buffers.take()
-            self._at = batch = Batch(pending, self._assembler, self._begun, buffer, self.layout)
+            self._at = batch = Batch(rows, self._begun, self._buffers.take())
             self._begun += 1
             self._open[batch.number] = batch
-            batch.collated = self._assembler.at_once(pending, batch.empty)
+            batch.collated = assembler.whole(rows, batch.empty)
             batch.read_s += perf_counter() - start
             if batch.collated is not None:
-                yield batch, -1, None, None
+                yield batch, -1, None
             else:
-                for i, (row, valid) in enumerate(self._assembler.rows(pending)):
-                    yield batch, i, row, valid
+                batch.columns = assembler.columns(rows, batch.empty)
+                for i, row in enumerate(assembler.reader.rows(rows)):
+                    yield batch, i, row
             self._at = None
-            del batch, pending
+            del batch, rows
 
     def _wait(self) -> bool:
         """Wait until one more batch is wanted. Returns False if none is."""
@@ -370,8 +261,7 @@ class BatchBuilder:
         start = perf_counter()
         collated, batch.collated = batch.collated, None
         if collated is None:
-            collated = self._assembler.collate(batch.pending, batch.items, batch)
-        self.layout = batch.layout
+            collated = self._assembler.collate(batch.rows, batch.items, batch.columns)
         packed = self._pack(collated, batch.buffer)
         del collated  # in another process it may be done with at once, and its buffer be wanted
         batch.forget()

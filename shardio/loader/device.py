@@ -25,7 +25,6 @@ import torch
 from ..dataset.protocol import BatchIterator
 from ..errors import OptionError, StateError, printable
 from ..units import check_int
-from .base import batch_iterator
 from .device_crops import Cropper
 from .device_decode import check_name, find_decoder
 from .normalize import Images, check_kernels, takes_triton
@@ -283,7 +282,7 @@ class DevicePrefetcher(BatchIterator):
 
     def __init__(self, batches: Iterable[Any], target: Target) -> None:
         self.taken = 0
-        self._iterator = batch_iterator(batches)
+        self._iterator = iter(batches)
         self._transfer = target.transfer()
         self._most = target.ahead + 1  # sent and not handed out; sent and not yet read
         self._sent: deque[tuple[DeviceBatch, Any]] = deque()
@@ -333,7 +332,7 @@ class DevicePrefetcher(BatchIterator):
             return False
         if not self._sent:
             return True
-        ready = self._iterator.ready()
+        ready = self._iterator.ready() if isinstance(self._iterator, BatchIterator) else None
         return self.taken > 0 if ready is None else ready
 
     def _send(self) -> None:
@@ -341,7 +340,7 @@ class DevicePrefetcher(BatchIterator):
         # KeyboardInterrupt is not kept for later; the batches that are under way stay.
         try:
             batch = next(self._iterator)
-            stats = self._iterator.batch_stats
+            stats = getattr(self._iterator, "batch_stats", None)
         except StopIteration:
             self._ended = True
             return

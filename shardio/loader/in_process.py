@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from queue import Empty, SimpleQueue
 from time import perf_counter
@@ -14,7 +13,7 @@ from ..dataset.whereabouts import Late, Whereabouts
 from ..errors import RowError, ShardioError, WorkerError
 from ..storage.ranges import RequestMeter
 from .base import OVER, Pass, PoolOptions, WorkerPool
-from .batch_builder import Batch, BatchBuilder, Failure, Layout
+from .batch_builder import Batch, BatchBuilder, Failure
 from .buffer_pool import BufferPool
 from .stats import BatchStats, PoolFigures, add_requests
 
@@ -28,9 +27,8 @@ class InProcessWorkers(WorkerPool):
     name = "a thread of this process"
 
     def __init__(self, stream: Stream, options: PoolOptions) -> None:
-        self._stream = copy.copy(stream)  # each pass sets its options, and they are the user's
+        self._stream = stream
         self._buffers = BufferPool(private=True)
-        self._layout: Layout = {}
         self._requests = RequestMeter()
         self._builders: list[BatchBuilder] = []  # at most one
         self._thread: threading.Thread | None = None
@@ -55,13 +53,12 @@ class InProcessWorkers(WorkerPool):
                 done.buffer.hand_out(buffers.free)
             queue.put((done, packed))
 
-        reads = what.reads(self._stream, 0, 1)
         threads = self.options.threads
         # Anew for each pass: a thread that hung in another one may still write there.
         whereabouts = Whereabouts(1, max(1, threads), shared=False)
         self._late = Late(whereabouts, self.options.timeout_s, self.options.patience_s)
         builder = BatchBuilder(
-            *(self._stream, reads, buffers, lambda collated, _: collated, emit, self._layout),
+            *(what.assembler(self._stream, 0, 1), buffers, lambda collated, _: collated, emit),
             places=whereabouts.places(0),
             interrupts=not threads,
         )
@@ -136,7 +133,6 @@ class InProcessWorkers(WorkerPool):
             self._thread = None
         else:
             builder.finish()
-        self._layout = builder.layout
 
 
 def _end(builders: list[BatchBuilder], buffers: BufferPool) -> None:

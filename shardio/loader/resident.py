@@ -72,7 +72,7 @@ class Resident:
             if not columns:
                 lists: Collection[int | str] = self._ragged
                 if lists and self._tuple:
-                    lists = places_of(lists, batch, (self._fields or ())[: len(batch)] or None)
+                    lists = places_of(lists, batch, self._fields)
                 columns = {
                     name: _column(name, value, len(rows), name in lists)
                     for name, value in fields.items()

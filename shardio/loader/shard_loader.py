@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from .. import machine
-from ..dataset.iteration import Iteration
+from ..dataset.iteration import Iteration, Source
 from ..dataset.other_names import OTHER_NAMES
 from ..dataset.protocol import BatchIterator
 from ..dataset.ranks import consumers, machines_of
@@ -38,7 +38,7 @@ from ..order.options import Options
 from ..order.partition import Partition
 from ..units import check_int, refuse_options
 from . import pinned
-from .base import Pass, PoolOptions, WorkerPool, batch_iterator
+from .base import Pass, PoolOptions, WorkerPool
 from .decode_advice import PHOTOGRAPH, DecodeAdvice, decode_advice
 from .device import DeviceOptions, DevicePrefetcher, Target
 from .in_process import InProcessWorkers
@@ -182,7 +182,7 @@ class ShardLoader:
         if self._resident is not None:
             if not self._resident.filled:
                 self._fill(self._resident)
-            source = partial(_gather, self._resident, self.target)
+            source: Source = partial(_gather, self._resident, self.target)
         else:
             if self._pool is None or self._pool.closed:
                 self._pool = self._start()
@@ -271,7 +271,7 @@ class ShardLoader:
         on_gpu = self.dataset.device_crop is not None
         photographs = (
             manifest is not None
-            and self.dataset.image_place is not None  # a built-in transform crops
+            and self.dataset.image_column is not None  # a built-in transform crops
             and manifest.options.get("encode") != "raw"
             and manifest.mean_bytes >= PHOTOGRAPH
         )
@@ -341,12 +341,12 @@ def _build(
     return batches if target is None else DevicePrefetcher(batches, target)
 
 
-def _gather(resident: Resident, target: Target | None, share: Partition) -> BatchIterator:
+def _gather(resident: Resident, target: Target | None, share: Partition) -> Iterator[Any]:
     """Iterate over the batches of a rank's share, from memory."""
     batches = resident.batches(share)
     if target is not None and resident.device != target.device:
         return DevicePrefetcher(batches, target)
-    return batch_iterator(batches if target is None else map(target.images.finish, batches))
+    return batches if target is None else map(target.images.finish, batches)
 
 
 def _place(resident: str, target: Target | None) -> torch.device:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..dataset.assemble import is_only_values
 from ..dataset.encoded import EncodedImages, from_parts
 from .buffer_pool import Buffer, Bytes
 
@@ -145,18 +146,6 @@ class _Unwrapper(pickle.Unpickler):
     def persistent_load(self, place: Any) -> Any:
         """Return what a place is of."""
         return _load(place, self._memory)
-
-
-def is_only_values(tensor: torch.Tensor) -> bool:
-    """Return True if a tensor is no more than its values; others are pickled as torch does it."""
-    return (
-        tensor.device.type == "cpu"
-        and tensor.layout == torch.strided
-        and not tensor.requires_grad
-        and not tensor.is_quantized
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-    )
 
 
 def _dense(tensor: torch.Tensor) -> bool:

@@ -42,7 +42,7 @@ from ..dataset.whereabouts import Whereabouts
 from ..order.rng import key
 from ..storage import descriptors, ranges
 from .base import Pass
-from .batch_builder import Batch, BatchBuilder, Failure, Layout
+from .batch_builder import Batch, BatchBuilder, Failure
 from .buffer_pool import Buffer, BufferPool
 from .stats import BatchStats, add_requests
 from .transport import WrappedBatch, wrap
@@ -128,7 +128,6 @@ class _Worker:
         self._wanted: dict[int, int] = {}  # by pass that is not begun: batches asked for
         self._building = -1  # the pass of the builder
         self._builder: BatchBuilder | None = None
-        self._layout: Layout = {}
         self._cpu_s, self._cpu_at = process_time(), perf_counter()  # when that was asked last
         self._requests = ranges.RequestMeter()
 
@@ -146,12 +145,12 @@ class _Worker:
         _seed(key(_SEED, job.seed, what.epoch, what.rank, self._worker))
         emit = partial(self._emit, number)
         try:
-            reads = what.reads(job.stream, self._worker, job.workers)
+            assembler = what.assembler(job.stream, self._worker, job.workers)
         except Exception as error:
             emit(Failure(error, ""), None)
             return
         builder = BatchBuilder(
-            *(job.stream, reads, self._buffers, wrap, emit, self._layout),
+            *(assembler, self._buffers, wrap, emit),
             places=job.whereabouts.places(self._worker),
             listen=self._listen,
         )
@@ -162,7 +161,6 @@ class _Worker:
             self._builder, self._building = builder, number
             builder.more(wanted + int(bool(self._wanted)))  # see _do
         builder.run(job.threads)
-        self._layout = builder.layout
         with self._lock:
             self._builder = None
 

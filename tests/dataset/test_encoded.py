@@ -17,7 +17,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from support.naive_reader import seed_of
-from support.raw_pixels import at_once, pending
+from support.raw_pixels import wholes
 from support.small_datasets import flip, jpeg, payload
 from support.trees import shards
 from torch.utils.data import DataLoader
@@ -156,13 +156,12 @@ def test_the_core_makes_the_batches_that_python_makes(
     packed: Packed, given_options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = ShardDataset(packed([20, 0, 31, 1]), **options_of(given_options))
-    first = next(pending(dataset))
-    assert at_once(first) is not None
+    assert next(wholes(dataset)) is not None
     found = list(dataset)
     monkeypatch.setattr(native, "core", None)
     dataset.set_epoch(0)
     expected = list(dataset)
-    assert at_once(next(pending(dataset))) is None
+    assert next(wholes(dataset)) is None
     assert len(found) == len(expected) > 1
     for one, other in zip(found, expected, strict=True):
         assert check(one) == check(other) and same(one, other)
@@ -290,7 +289,7 @@ def test_each_image_field_that_is_not_decoded_has_a_buffer(packed: Packed, road:
     masks = ShardDataset(folder, fields=("mask", "__key__"), decode=None, **options)
     (batch,) = masks
     assert type(batch[0]) is EncodedImages and batch[0] == [payload(i) for i in range(9)]
-    assert (at_once(next(pending(masks))) is not None) == (native.core is not None)
+    assert (next(wholes(masks)) is not None) == (native.core is not None)
     mapping = {"mask": None, "image": "numpy"}
     (batch,) = ShardDataset(folder, fields=("image", "mask"), decode=mapping, **options)
     assert batch[0].shape == (9, 3, 16, 24) and type(batch[1]) is EncodedImages

@@ -27,6 +27,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from shardio import DamageError, OptionError, RandomResizedCrop, ShardDataset, StateError
 from shardio.dataset.decode import Progress
 from shardio.dataset.mixture import Mixture
+from shardio.dataset.protocol import ShareReader
 from shardio.dataset.ranks import Consumers
 from shardio.order import rng
 from shardio.order.epoch import Epoch
@@ -254,17 +255,19 @@ def consumer(
     mixture: Mixture, epoch: int, workers: int, start: int = 0
 ) -> list[tuple[list[str], int]]:
     """(keys, valid) of each batch of this rank, as so many workers make them together."""
-    each: list[Iterator[Any]] = []
+    each: list[Iterator[tuple[list[str], int]]] = []
     for worker in range(workers):
         share = mixture.share_of(epoch, worker, workers, start)
-        each.append(mixture.read_batches(share, Consumers(workers, 1)))
-    found = []
-    for items in itertools.chain.from_iterable(itertools.zip_longest(*each)):
-        if items is not None:
-            keys = [items.make(row, Progress())[0] for row in items.rows]
-            assert len(keys) == items.size
-            found.append((keys, items.valid))
-    return found
+        each.append(batches_of(mixture.read_share(share, Consumers(workers, 1), mixture.options)))
+    batches = itertools.chain.from_iterable(itertools.zip_longest(*each))
+    return [batch for batch in batches if batch is not None]
+
+
+def batches_of(reader: ShareReader) -> Iterator[tuple[list[str], int]]:
+    for batch in reader:
+        keys = [reader.make(row, Progress())[0] for row in reader.rows(batch)]
+        assert len(keys) == batch.size
+        yield keys, batch.valid
 
 
 components = st.lists(st.integers(0, len(SIZES) - 1), min_size=1, max_size=4)

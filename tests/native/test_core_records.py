@@ -25,15 +25,15 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.naive_reader import seed_of
 from support.raw_pixels import (
-    at_once,
     both_ways,
     encoded,
-    pending,
     policy,
     raw_data,
     raw_sample,
+    reader_of,
     same,
     scene,
+    wholes,
 )
 from support.small_datasets import flip, make, of_order
 from support.trees import shards
@@ -1072,7 +1072,7 @@ def test_jpegs_that_do_not_fit_are_left_to_the_ordinary_way(
 ) -> None:
     jpeg_data(tmp_path / "out", [16], {9: odd})
     data = small(tmp_path / "out", unit=1, shuffle=False)
-    made = [at_once(batch) for batch in pending(data, many)]
+    made = list(wholes(data, many))
     assert [one is None for one in made] == [False, True]
     same(made[0], collate([(image.pixels(jpeg(i)), i) for i in range(8)]))
 
@@ -1111,7 +1111,7 @@ def test_loaders_make_the_crops_of_the_items(tmp_path: Path, workers: int) -> No
     ):
         data.set_epoch(len(made))
         made.append([(images.clone(), labels.clone()) for images, labels in loader])
-    assert at_once(next(pending(data, False))) is not None
+    assert next(wholes(data, False)) is not None
     items = small(tmp_path / "out", transform=RandomResizedCrop(9, flip=True), map=tuple)
     for epoch, batches in enumerate(made):
         items.set_epoch(epoch)
@@ -1123,7 +1123,7 @@ def test_loaders_make_the_crops_of_the_items(tmp_path: Path, workers: int) -> No
 def test_crops_that_cannot_be_made_are_left_to_the_ordinary_way(tmp_path: Path, odd: Any) -> None:
     jpeg_data(tmp_path / "out", [16], {9: {"image": odd}})
     data = small(tmp_path / "out", unit=1, shuffle=False, transform=CenterCrop(8))
-    assert [at_once(batch) is None for batch in pending(data, False)] == [False, True]
+    assert [batch is None for batch in wholes(data, False)] == [False, True]
     with pytest.raises(ShardioError, match="record 9 of the dataset"):
         list(data)
 
@@ -1140,7 +1140,7 @@ def test_other_crops_are_read_the_ordinary_way(tmp_path: Path) -> None:
         {"fields": ("label", "__key__", "image")},
     ):
         data = small(tmp_path / "out", **{"transform": crop, "decode": "pil"} | options)
-        assert all(at_once(batch) is None for batch in pending(data, False)), options
+        assert all(batch is None for batch in wholes(data, False)), options
 
 
 def test_images_that_are_no_jpegs_are_soon_read_the_ordinary_way(
@@ -1168,11 +1168,11 @@ def test_one_look_is_enough_where_there_are_no_small_jpegs(
 ) -> None:
     odd = {i: {"image": first} for i in range(3)}
     data = small(jpeg_data(tmp_path / "out", [3], odd))
-    [batch] = pending(data, batched_reads=False)
-    if batch.at_once is not None:  # else its records are large
-        assert batch.at_once(empty) is None
-        monkeypatch.setattr(RecordShard, "read", None)
-        assert batch.at_once(empty) is None
+    reader = reader_of(data, batched_reads=False)
+    [rows] = reader
+    assert reader.whole(rows, empty) is None
+    monkeypatch.setattr(RecordShard, "read", None)
+    assert reader.whole(rows, empty) is None
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -1185,7 +1185,7 @@ def test_damage_in_a_batch_of_jpegs_is_the_ordinary_error(tmp_path: Path, many: 
         flip(path, start + at)
         data = small(tmp_path / "out")
         assert policy(data, many) == ("page_cache" if many else "in_memory")
-        made = [at_once(batch) for batch in pending(data, many)]
+        made = list(wholes(data, many))
         # Without the first record's size no batch is made at once.
         assert made.count(None) == 1 or (made.count(None) == 5 and data._raw.height == 0)  # type: ignore[union-attr]
         with pytest.raises(DamageError, match=rf"record 5 at byte {start} "):
@@ -1200,7 +1200,7 @@ def test_without_the_core_jpegs_are_read_the_ordinary_way(
     data = small(jpeg_data(tmp_path / "out", [40]))
     with_core = [labels.tolist() for _, labels in data]
     monkeypatch.setattr(native, "core", None)
-    assert [at_once(batch) for batch in pending(data, batched_reads=False)] == [None] * 5
+    assert list(wholes(data, batched_reads=False)) == [None] * 5
     again = small(tmp_path / "out")
     assert [labels.tolist() for _, labels in again] == with_core
 
@@ -1218,8 +1218,8 @@ def test_explain_says_where_records_of_batches_wait(
 
 def test_photographs_cost_nothing_more(tmp_path: Path) -> None:
     big = {i: {"image": jpeg(i) + bytes(20_000)} for i in range(8)}
-    assert next(pending(small(jpeg_data(tmp_path / "big", [8], big)))).at_once is None
-    assert next(pending(small(jpeg_data(tmp_path / "small", [8])))).at_once is not None
+    assert next(wholes(small(jpeg_data(tmp_path / "big", [8], big)))) is None
+    assert next(wholes(small(jpeg_data(tmp_path / "small", [8])))) is not None
 
 
 def test_records_of_a_network_are_gathered_too(
@@ -1228,8 +1228,7 @@ def test_records_of_a_network_are_gathered_too(
     raw_data(tmp_path / "out", [40])
     data = small(on_network(tmp_path / "out"))
     assert policy(data, batched_reads=False) == "network"
-    for batch in pending(data, batched_reads=False):
-        images, labels = at_once(batch)
+    for images, labels in wholes(data, batched_reads=False):
         for one, label in zip(images, labels, strict=True):
             scenes = [scene(i) for i in range(40) if raw_sample(i)["label"] == label]
             assert any(np.array_equal(one.permute(1, 2, 0), scene) for scene in scenes)

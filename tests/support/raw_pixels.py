@@ -13,11 +13,11 @@ from PIL import Image
 
 from shardio import ShardDataset, collate
 from shardio.dataset import sequence as sequences
-from shardio.dataset.assemble import PendingBatch
 from shardio.dataset.collate import empty
 from shardio.dataset.decode import Progress
 from shardio.dataset.fetch import Fetch
 from shardio.dataset.ranks import Consumers
+from shardio.dataset.record_reader import RecordReader
 from shardio.formats import manifest
 from shardio.formats.sample import Sample
 from shardio.images import decode as image
@@ -71,31 +71,27 @@ def same(whole: Any, collated: Any) -> None:
         assert torch.equal(a, b)
 
 
-def pending(data: ShardDataset, batched_reads: bool | None = None) -> Iterator[PendingBatch]:
-    """Yield the batches of epoch 0, which are not made yet.
-
-    batched_reads: as if the dataset said so of itself.
-    """
+def reader_of(data: ShardDataset, batched_reads: bool | None = None) -> RecordReader:
+    """Return the reader of epoch 0. batched_reads: as if the dataset said so of itself."""
     with pytest.MonkeyPatch.context() as patch:
         if batched_reads is not None:
             patch.setattr(ShardDataset, "batched_reads", batched_reads)
-        batches = data.read_batches(data.share_of(0), Consumers(1, 1))
-        first = next(batches, None)  # it is asked here
-    if first is not None:
-        yield first
-        yield from batches
+        return data.read_share(data.share_of(0), Consumers(1, 1), data.options)
 
 
-def at_once(batch: PendingBatch) -> Any:
-    """Return the batch as it is made at once; None: it is to be made of its items."""
-    return None if batch.at_once is None else batch.at_once(empty)
+def wholes(data: ShardDataset, batched_reads: bool | None = None) -> Iterator[Any]:
+    """Yield each batch as it is made as a whole; None: it is to be made of its items."""
+    reader = reader_of(data, batched_reads)
+    for rows in reader:
+        yield reader.whole(rows, empty)
 
 
 def both_ways(data: ShardDataset, batched_reads: bool | None = None) -> Iterator[tuple[Any, Any]]:
     """Yield each batch as it is made at once, and as its items make it."""
     own = data.batched_reads if batched_reads is None else False
-    for batch, again in zip(pending(data, batched_reads), pending(data, own), strict=True):
-        yield at_once(batch), collate([again.make(row, Progress()) for row in again.rows])
+    again = reader_of(data, own)
+    for batch, rows in zip(wholes(data, batched_reads), again, strict=True):
+        yield batch, collate([again.make(row, Progress()) for row in again.rows(rows)])
 
 
 def policy(data: ShardDataset, batched_reads: bool | None = None) -> str:

@@ -1,0 +1,76 @@
+"""Read a consumer's share of one dataset: its records, and the items that are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any
+
+from ..formats.sample import give_text_key
+from ..names import KEY
+from ..order import rng
+from .batch_decode import Pixels
+from .batch_join import EncodedBatches
+from .decode import Decoder, Progress
+from .encoded import Empty
+from .fetch import Fetch, Rows
+from .protocol import ShareReader
+from .reader import Row, read
+
+
+class RecordReader(ShareReader):
+    """Read one consumer's share of a dataset.
+
+    fetch        begins to fetch the records
+    decoder      makes items of them
+    whole        makes batches as a whole, where it can; None: nothing does
+    record_name  gives the name of a record in messages, by its number
+    hands_out    whether items go to foreign code
+    """
+
+    def __init__(
+        self,
+        fetch: Callable[[], Fetch],
+        decoder: Decoder,
+        whole: Pixels | EncodedBatches | None,
+        record_name: Callable[[int], str],
+        hands_out: bool,
+    ) -> None:
+        self._begin, self._decoder, self._whole = fetch, decoder, whole
+        self.record_name = record_name
+        self._hands_out = hands_out
+
+    def __iter__(self) -> Iterator[Rows]:
+        """Begin to read, and iterate over the rows of each batch."""
+        self._fetch = fetch = self._begin()
+        epoch = fetch.share.epoch
+        self._seed, self._epoch = epoch.seed, epoch.epoch
+        self._make_batch = None if self._whole is None else self._whole.begin(fetch)
+        return iter(fetch)
+
+    def rows(self, batch: Rows) -> Iterator[Row]:
+        """Iterate over the rows of a batch, in order."""
+        return self._fetch.rows(batch)
+
+    def make(self, row: Row, work: Progress) -> Any:
+        """Make the item of a row. Any thread may call it."""
+        sample, decoder = read(row), self._decoder
+        number = work.number = row[0]
+        work.key = sample[KEY]
+        work.read = work.decoded = perf_counter()
+        if work.note is not None:
+            work.note(number, work.read, work.key)
+        if decoder.plain:
+            return give_text_key(sample)
+        if decoder.pick is not None:
+            return decoder.pick(sample)
+        draw = rng.draw(self._seed, self._epoch, number) if decoder.wants_draw else 0
+        return decoder(sample, number, draw, work, self._hands_out)
+
+    def whole(self, batch: Rows, empty: Empty) -> Any:
+        """Make a batch as collating its items would; None: it cannot be made so."""
+        return None if self._make_batch is None else self._make_batch(batch, empty)
+
+    def names(self, batch: Rows) -> list[str]:
+        """Return the names of a batch's records in messages."""
+        return [*map(self.record_name, batch.numbers.tolist())]
