@@ -22,11 +22,13 @@ the first batch would wait behind it. So the first batches announce their own re
 between them up to a run, one batch ahead, and the window grows RAMP records for each one handed
 out. A dataset of small records that is shuffled as a whole is one window, announced so from its
 first byte to its last. One of at most ALL_BYTES is announced before the first batch, or read, if it
-is on a network file system: sequential reads, on any storage, for one epoch's worth of which nobody
-waits long. Where
+is on a network file system: sequential reads, on any storage, for which nobody waits long. Where
 storage order does not help (larger records are shuffled as a whole, a span is shared with other
-machines, or memory is too short to keep the windows until they are used) all announcements are of
-that kind: the order is arithmetic, so what the next batches need is known.
+machines, or memory is too short to keep the windows until they are used), the records of the next
+batches are announced alone: the order is arithmetic, so what they need is known.
+
+Each of these is a `Policy`, chosen by `choose_policy`. It needs no storage to say what it costs;
+`open` gives it some, and Fetch then asks it to draw, release and advance, batch by batch.
 """
 
 from __future__ import annotations
