@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from itertools import count
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
@@ -68,18 +67,12 @@ class Decision(NamedTuple):
 
 
 class Loading(NamedTuple):
-    """Describe the iterator of a torch DataLoader to a dataset that it reads."""
+    """Say what a dataset must know of the DataLoader that reads it; without one: as by default."""
 
-    number: int
-    direct: bool  # the dataset is the loader's own, and not one within it
-    batch_size: int | None  # None: the loader takes items as they are
-    drop_last: bool
-    own_collate: bool  # it has a collate_fn of the user's
-
-    @property
-    def drops(self) -> int:
-        """Return the items below which a worker's last ones are left out."""
-        return self.batch_size or 1 if self.direct and self.drop_last else 1
+    number: int = 0  # of the DataLoader's iterator
+    direct: bool = False  # the dataset is the loader's own, and not one within it
+    drops: int = 1  # items below which a worker's last ones are left out
+    again: int = 0  # rows of the batches that it would make of our batches; 0: it makes none
 
 
 class Ticket:
@@ -92,7 +85,7 @@ class Ticket:
 
     def next_pass(self) -> tuple[Loading, int, Decision | None]:
         """Return the loader, the number of the pass that begins now, and what was decided of it."""
-        number = (self._loading.number << _PASSES_BITS) + self._passes
+        number = first_number(self._loading) + self._passes
         decision, self._decision = self._decision, None
         self._passes += 1
         return self._loading, number, decision
@@ -125,15 +118,15 @@ class EpochState:
     _wanted = _Shared(8)  # the epoch that had been chosen when the state was loaded, or -1
     elsewhere = _Shared(9)  # 1: workers went on from states that this process does not know
     moves = _Shared(10)  # how often another epoch was set, or a state loaded
-    order = _Shared(11)  # a number that tells one order from another
+    fingerprint = _Shared(11)  # of the dataset's order
     _warned = _Shared(12)  # warnings that were given, as bits
 
-    def __init__(self, order: int) -> None:
+    def __init__(self, fingerprint: int) -> None:
         size = _HEAD + _MOST_CONSUMERS + _DECISIONS * _FIELDS + _MOST_CONSUMERS * _COUNTS
         self._tensor: Any = torch.zeros(size, dtype=torch.int64)
         self.owner = os.getpid()  # the trainer's process
         self._share()
-        self.order, self._wanted = order, -1
+        self.fingerprint, self._wanted = fingerprint, -1
 
     def _share(self) -> None:
         self._tensor.share_memory_()
@@ -198,13 +191,13 @@ class EpochState:
             self.start = 0
         self.epoch, self.chosen = epoch, 1
 
-    def load(self, epoch: int, start: int, order: int) -> None:
+    def load(self, epoch: int, start: int, fingerprint: int) -> None:
         """Let the next pass read an epoch from a place in it."""
         # StatefulDataLoader without workers loads this first, and the iterator's state then.
         self._wanted = self.epoch if self.chosen else -1
         self.moves += 1
         self.elsewhere = self.chosen = self._pass = self._earlier = 0
-        self.order, self.start, self.epoch, self.loaded = order, start, epoch, 1
+        self.fingerprint, self.start, self.epoch, self.loaded = fingerprint, start, epoch, 1
 
     def resumed(self, epoch: int, *, elsewhere: bool) -> None:
         """Note that the pass being read goes on in this epoch, from a StatefulDataLoader's state.
@@ -326,10 +319,15 @@ def new_number() -> int:
     return next(_NUMBERS) << _PASSES_BITS
 
 
+def first_number(loading: Loading) -> int:
+    """Return the number of the first pass of a DataLoader's iterator; those of others follow."""
+    return loading.number << _PASSES_BITS
+
+
 # --- the DataLoader that is on the stack --------------------------------------------------------
 
-# What an iterator decided for each dataset: the same for all workers that it starts.
-_decided: WeakKeyDictionary[Any, dict[int, Decision]] = WeakKeyDictionary()
+# What was decided, by id of the EpochState: the same for all workers that an iterator starts.
+decided: WeakKeyDictionary[Any, dict[int, Decision]] = WeakKeyDictionary()
 _numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 _LOADERS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader.stateful_dataloader")
@@ -350,38 +348,20 @@ def starting_iterator() -> Any:
 
 
 def loading(iterator: Any, dataset: Any) -> Loading:
-    """Describe a DataLoader's iterator to a dataset that it may read."""
+    """Describe a DataLoader's iterator, if there is one, to a dataset that it may read."""
+    if iterator is None:
+        return Loading()
     number = _numbers.get(iterator)
     if number is None:
         number = _numbers[iterator] = next(_NUMBERS)
-    batched = bool(getattr(iterator, "_auto_collation", False))
+    if getattr(iterator, "_dataset", None) is not dataset:
+        return Loading(number)
+    batched = getattr(iterator, "_auto_collation", False)
+    size = getattr(iterator._index_sampler, "batch_size", None) if batched else None
+    if size is None:  # it takes items as they are
+        return Loading(number, True)
     collate = getattr(iterator, "_collate_fn", None)
-    return Loading(
-        number=number,
-        direct=getattr(iterator, "_dataset", None) is dataset,
-        batch_size=getattr(iterator._index_sampler, "batch_size", None) if batched else None,
-        drop_last=bool(getattr(iterator, "_drop_last", False)),
-        own_collate=getattr(collate, "__module__", "") != "torch.utils.data._utils.collate",
-    )
-
-
-def ticket(
-    iterator: Any,
-    found: Loading,
-    state: EpochState,
-    *,
-    fixed: bool,
-    consumers: Callable[[Decision], int] | None,
-) -> Ticket:
-    """Make the ticket of a worker that this iterator is starting in this process.
-
-    consumers: of the pass, which is begun here then, so that its epoch can be asked for at once.
-    """
-    decided = _decided.setdefault(iterator, {})
-    decision = decided.get(id(state))
-    if decision is None:
-        decision = state.decide(found.number << _PASSES_BITS, fixed=fixed)
-        decided[id(state)] = decision
-        if consumers is not None:
-            state.begin(decision, consumers(decision))
-    return Ticket(found, decision)
+    plainly = getattr(collate, "__module__", "") == "torch.utils.data._utils.collate"
+    batches = getattr(dataset, "batch_size", None) is not None
+    again = size if batches and (size > 1 or plainly) else 0
+    return Loading(number, True, size if getattr(iterator, "_drop_last", False) else 1, again)

@@ -7,12 +7,12 @@ a Ticket.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -29,7 +29,7 @@ from .protocol import BatchIterator, EpochReader
 from .ranks import consumers
 from .stateful import ITERATOR, STATE, check_state
 
-Source = Callable[[Partition], Iterator[Any]]
+MakeBatches = Callable[[Partition], Iterator[Any]]
 
 _END = object()
 
@@ -39,12 +39,12 @@ class Iteration(BatchIterator):
 
     It is an object, since a generator would read the epoch late.
 
-    source  called with this rank's share: gives its batches; default: they are made here
+    make_batches  called with this rank's share: gives its batches; default: they are made here
     """
 
-    def __init__(self, stream: EpochReader, source: Source | None = None) -> None:
+    def __init__(self, stream: EpochReader, make_batches: MakeBatches | None = None) -> None:
         self._stream = stream
-        self._source = source
+        self._make_batches = make_batches
         self._epochs = stream.epochs
         info = get_worker_info()
         self._here = info is None
@@ -70,7 +70,7 @@ class Iteration(BatchIterator):
         stream.ranks()  # raises what makes it no pass at all
         decision, found = self._decide()
         self.number, self.moves = decision.number, decision.moves
-        if epochs.order != stream.fingerprint():
+        if epochs.fingerprint != stream.fingerprint():
             raise StateError(
                 "load_state_dict changed the options of this dataset after the workers of the "
                 "DataLoader had started; make a new DataLoader after it"
@@ -80,35 +80,34 @@ class Iteration(BatchIterator):
                 f"the epoch was set to {epochs.epoch} while the workers of a pass were "
                 "starting; call set_epoch before iter(), and make a new iterator after it"
             )
-        if found is not None and batches_of_batches(stream, found):
-            raise OptionError(_BATCHES.format(size=stream.batch_size, again=found.batch_size))
-        self._drops = 1 if found is None else found.drops
+        if found.again:
+            raise OptionError(_BATCHES.format(size=stream.batch_size, again=found.again))
+        self._drops = found.drops
         if self._leads and not stream.evaluates:
             self._warning = warning_of(stream, decision)
         self._begin(decision.epoch, decision.start, 0)
 
-    def _decide(self) -> tuple[Decision, Loading | None]:
-        """Decide what this pass reads, and find the DataLoader that it is for, if there is one.
+    def _decide(self) -> tuple[Decision, Loading]:
+        """Decide what this pass reads, and find out about the DataLoader that it is for.
 
         Every worker of the pass gets the same answer: see epoch_state.
         """
         stream, epochs = self._stream, self._epochs
         ticket = None if self._here else stream.ticket  # not of a worker that torch did not start
-        found: Loading | None
         if ticket is not None:
             found, number, decision = ticket.next_pass()
+            if decision is None and not self._leads:
+                return epochs.published(number), found
         else:
             iterator = epoch_state.loading_iterator() if self._here else None
-            found = None if iterator is None else epoch_state.loading(iterator, stream)
+            found = epoch_state.loading(iterator, stream)
             number, decision = epoch_state.new_number(), None
-        if decision is None and ticket is not None and not self._leads:
-            return epochs.published(number), found
         if decision is None:
             decision = epochs.decide(number, fixed=stream.evaluates)
             if ticket is not None:
                 epochs.publish(decision)  # whatever comes next, others are not to wait for ever
-        if self._leads and (found is None or not batches_of_batches(stream, found)):
-            busy = 1 if self._here else busy_workers(stream, self._workers, found, decision)
+        if self._leads and not found.again:
+            busy = 1 if self._here else busy_workers(stream, self._workers, found.drops, decision)
             epochs.begin(decision, busy)
         return decision, found
 
@@ -120,8 +119,8 @@ class Iteration(BatchIterator):
         share = stream.share_of(epoch, self._worker, self._workers, start, done)
         steps_of(share)
         self.stride = share.batch_units * share.world_size  # units of a global batch
-        if self._source is not None:
-            self._items = self._source(share)
+        if self._make_batches is not None:
+            self._items = self._make_batches(share)
             if isinstance(self._items, BatchIterator):
                 self.source = self._items
         else:
@@ -147,7 +146,7 @@ class Iteration(BatchIterator):
             self._error = error
             raise
         except BaseException as error:
-            told = error if self._source is not None else self._as_error(error)
+            told = error if self._make_batches is not None else self._as_error(error)
             if isinstance(told, Exception):
                 self._error = told
                 raise told from error
@@ -169,7 +168,9 @@ class Iteration(BatchIterator):
                 "as load_state_dict, and make a new iterator after it"
             )
         self.done += 1
-        if self._source is None and self._stream.batch_size is not None:  # it is called rarely
+        if (
+            self._make_batches is None and self._stream.batch_size is not None
+        ):  # it is called rarely
             epochs.add_requests(self._worker, self._requests.new())
         if self.done == self._last:
             epochs.ended(self.number, self._worker)
@@ -263,22 +264,21 @@ def new_ticket(stream: EpochReader, iterator: Any) -> Ticket | None:
     """Make the ticket of a worker that a DataLoader's iterator starts in this process."""
     if iterator is None or get_worker_info() is not None:
         return stream.ticket
-    found = epoch_state.loading(iterator, stream)
-    begins = found.direct and not batches_of_batches(stream, found)
-    try:
-        stream.ranks()
-    except OptionError:  # the worker will say so
-        begins = False
-    workers = int(iterator._num_workers)
-    count = partial(busy_workers, stream, workers, found) if begins else None
-    return epoch_state.ticket(
-        iterator, found, stream.epochs, fixed=stream.evaluates, consumers=count
-    )
+    found, epochs = epoch_state.loading(iterator, stream), stream.epochs
+    decided = epoch_state.decided.setdefault(iterator, {})
+    decision = decided.get(id(epochs))
+    if decision is None:
+        decision = epochs.decide(epoch_state.first_number(found), fixed=stream.evaluates)
+        decided[id(epochs)] = decision
+        if found.direct and not found.again:  # begun here, so that its epoch can be asked for now
+            with contextlib.suppress(OptionError):  # the worker will say so
+                stream.ranks()
+                busy = busy_workers(stream, iterator._num_workers, found.drops, decision)
+                epochs.begin(decision, busy)
+    return Ticket(found, decision)
 
 
-def busy_workers(
-    stream: EpochReader, workers: int, found: Loading | None, decision: Decision
-) -> int:
+def busy_workers(stream: EpochReader, workers: int, drops: int, decision: Decision) -> int:
     """Count the workers that have batches in a pass: they are the first ones.
 
     The others may not have started yet when the pass is read to its end.
@@ -287,8 +287,7 @@ def busy_workers(
         steps = stream.share_of(decision.epoch, start=decision.start).steps
     except OptionError:  # the workers will say so
         return workers
-    left_out = 0 if found is None else (found.drops - 1) * workers
-    return min(max(0, steps - left_out), workers)
+    return min(max(0, steps - (drops - 1) * workers), workers)
 
 
 def warning_of(stream: EpochReader, decision: Decision) -> tuple[Verdict, str] | None:
@@ -379,10 +378,3 @@ _BATCHES = (
     "to the DataLoader: DataLoader(dataset, batch_size=None, num_workers=...); or leave batch_size "
     "out of the dataset, and the DataLoader makes batches of its samples"
 )
-
-
-def batches_of_batches(stream: EpochReader, loader: Loading) -> bool:
-    """Say whether a DataLoader would batch the batches of this dataset once more."""
-    if not loader.direct or stream.batch_size is None or loader.batch_size is None:
-        return False
-    return loader.batch_size > 1 or not loader.own_collate

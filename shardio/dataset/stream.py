@@ -38,7 +38,7 @@ from ..units import check_int
 from .collate import collate, ragged_fields
 from .decode import check_function
 from .epoch_state import EpochState, Ticket, starting_iterator
-from .iteration import STREAMS, Iteration, Source, new_ticket, steps_of
+from .iteration import STREAMS, Iteration, MakeBatches, new_ticket, steps_of
 from .protocol import ShareReader
 from .ranks import Consumers, resolve_ranks
 from .stateful import STATE, check_state, state_of_workers
@@ -188,7 +188,7 @@ class Stream(IterableDataset[Any]):
         if get_worker_info() is not None:
             return {}  # StatefulDataLoader asks; the iterator holds all there is to know
         epochs = self.epochs
-        if epochs.order != self.fingerprint():
+        if epochs.fingerprint != self.fingerprint():
             raise StateError(
                 "another copy of this dataset, with other options, is being read; ask that one"
             )
@@ -262,9 +262,9 @@ class Stream(IterableDataset[Any]):
             self._iterating = weakref.ref(items)
         return items
 
-    def iterate(self, source: Source) -> Iteration:
+    def iterate(self, make_batches: MakeBatches) -> Iteration:
         """Iterate as `iter()` does, for a loader that gets this rank's batches from elsewhere."""
-        items = Iteration(self, source)
+        items = Iteration(self, make_batches)
         self._iterating = weakref.ref(items)
         return items
 

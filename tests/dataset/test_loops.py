@@ -221,6 +221,17 @@ def test_all_workers_of_a_wrapper_read_the_same_epochs(folder: Path, workers: in
     assert sorted(found) == sorted(expected)
 
 
+def test_passes_whose_loaders_draw_the_same_seed_are_told_apart(folder: Path) -> None:
+    stream = dataset(folder)
+    loader = DataLoader(stream, batch_size=None, num_workers=2)
+
+    def seeded() -> None:
+        torch.manual_seed(0)  # the seeds of workers tell loaders apart, but not these
+        assert sorted(label for (labels,) in loader for label in labels.tolist()) == [*range(97)]
+
+    assert epochs_read(stream, seeded, 3) == [0, 1, 2]
+
+
 def test_a_rank_that_was_forked_has_an_epoch_of_its_own(folder: Path) -> None:
     stream = dataset(folder)
     context = torch.multiprocessing.get_context("fork")
@@ -308,7 +319,7 @@ def test_workers_without_batches_are_not_waited_for(folder: Path) -> None:
     stream = dataset(folder, batch_size=60)  # 2 batches
     state = EpochState(0)
     decision = state.decide(new_number(), fixed=False)
-    state.begin(decision, busy_workers(stream, 4, None, decision))
+    state.begin(decision, busy_workers(stream, 4, 1, decision))
     for worker in (0, 1):  # the others may start as late as they like
         assert not state.complete
         state.ended(decision.number, worker)
