@@ -15,6 +15,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 from ..errors import OptionError, ShardioError, printable
+from ..images.transforms import RandomResizedCrop
 from ..machine import processors
 from . import charts, grid
 from .address import Fields, Place, read_number, read_place, write_query
@@ -114,7 +115,7 @@ class Pages:
         if view.summary().main_image is not None and not record.damaged:
             try:
                 epochs = range(place.query.epoch, place.query.epoch + _CROPS)
-                crops = view.crops(record.number, epochs, **crop.options(place))
+                crops = view.crops(record.number, crop.transform, epochs, seed=place.query.seed)
             except (ShardioError, KeyError) as error:
                 why = str(error)
         at = read_number("at", fields["at"][-1]) if "at" in fields else None
@@ -192,8 +193,10 @@ class Pages:
 
     def _crop(self, rest: str, fields: Fields, place: Place) -> Answer:
         view, number = self._views.of(place.split), read_number("record", rest)
-        options = _CropForm.read(fields).options(place)
-        return self._picture(lambda: view.crop_image(number, place.query.epoch, **options))
+        transform, query = _CropForm.read(fields).transform, place.query
+        return self._picture(
+            lambda: view.crop_image(number, transform, query.epoch, seed=query.seed)
+        )
 
     def _picture(self, make: Callable[[], Picture]) -> Answer:
         """Make a picture, or answer by one that says that there is none."""
@@ -227,9 +230,10 @@ class _CropForm:
             )
         return _CropForm(size, scale)
 
-    def options(self, place: Place) -> dict[str, Any]:
-        """Return the options of View.crops."""
-        return {"size": self.size, "scale": (self.scale, 1.0), "seed": place.query.seed}
+    @property
+    def transform(self) -> RandomResizedCrop:
+        """Return what draws the crops."""
+        return RandomResizedCrop(self.size, scale=(self.scale, 1.0))
 
 
 @cache

@@ -142,38 +142,24 @@ class Records:
     def crops(
         self,
         number: int,
+        transform: RandomResizedCrop,
         epochs: Sequence[int] = (0, 1, 2, 3),
         *,
-        size: int = 224,
         seed: int = 0,
-        scale: tuple[float, float] = (0.08, 1.0),
-        ratio: tuple[float, float] = (3 / 4, 4 / 3),
-        flip: bool = False,
     ) -> tuple[Crop, ...]:
-        """Return the parts of the main image that training takes by RandomResizedCrop.
+        """Return the parts of the main image that training takes by this transform.
 
-        The options are those of RandomResizedCrop; seed is that of ShardDataset. Raises as `image`.
+        seed is that of ShardDataset. Raises as `image`.
         """
-        transform = RandomResizedCrop(size, scale=scale, ratio=ratio, flip=flip)
         data = self._image_bytes(number, None)
         header = pictures.read_header(data, self._max_pixels)
         return pictures.crops(header, number, tuple(epochs), seed, transform)
 
     def crop_image(
-        self,
-        number: int,
-        epoch: int,
-        *,
-        size: int = 224,
-        seed: int = 0,
-        scale: tuple[float, float] = (0.08, 1.0),
-        ratio: tuple[float, float] = (3 / 4, 4 / 3),
-        flip: bool = False,
+        self, number: int, transform: RandomResizedCrop, epoch: int, *, seed: int = 0
     ) -> Picture:
-        """Return the crop of an epoch, size x size, as PNG. As `crops`; raises as `image`."""
-        transform = RandomResizedCrop(
-            size, scale=scale, ratio=ratio, flip=flip, max_pixels=self._max_pixels
-        )
+        """Return the crop of an epoch, as PNG. As `crops`; raises as `image`."""
+        transform = replace(transform, max_pixels=self._max_pixels)
         return pictures.crop(self._image_bytes(number, None), number, epoch, seed, transform)
 
     def _checked(self, number: int) -> int:

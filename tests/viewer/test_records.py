@@ -15,7 +15,7 @@ from support.small_datasets import jpeg, make, shard_files
 from support.trees import picture, plant
 
 import shardio
-from shardio import DecodeError, Writer
+from shardio import DecodeError, RandomResizedCrop, Writer
 from shardio.formats.sample import Schema
 from shardio.images.decode import ppm
 from shardio.viewer.details import find_boxes
@@ -253,7 +253,7 @@ def test_sizes_are_those_of_the_upright_image(tmp_path: Path) -> None:
         assert (record.width, record.height) == (20, 30)
         assert record.image_format == "JPEG, 20 x 30, RGB, turned by EXIF"
         assert pixels(view.image(0, side=15).data).shape == (15, 10, 3)
-        [crop] = view.crops(0, (1,), scale=(1.0, 1.0), ratio=(2 / 3, 2 / 3))
+        [crop] = view.crops(0, RandomResizedCrop(224, scale=(1.0, 1.0), ratio=(2 / 3, 2 / 3)), (1,))
         assert (crop.x, crop.y, crop.width, crop.height) == (0, 0, 20, 30)
 
 

@@ -147,25 +147,24 @@ def test_options_that_training_refuses_are_refused(packed: Packed, wrong: dict[s
 
 def test_crops_are_those_that_training_gets(packed: Packed) -> None:
     folder = packed([6, 5], image=lambda number: jpeg(number, (90 + number, 60)))
-    options: dict[str, Any] = {"scale": (0.2, 0.9), "ratio": (0.5, 2.0), "flip": True}
-    data = ShardDataset(
-        folder, batch_size=4, seed=5, transform=RandomResizedCrop(32, **options), map=None
-    )
+    transform = RandomResizedCrop(32, scale=(0.2, 0.9), ratio=(0.5, 2.0), flip=True)
+    data = ShardDataset(folder, batch_size=4, seed=5, transform=transform, map=None)
     with open_view(folder) as view:
         for epoch in (0, 3):
             data.set_epoch(epoch)
             for batch in data:
                 for key, image in zip(batch["__key__"], batch["image"].numpy(), strict=True):
                     number = int(key[2:8])
-                    picture = view.crop_image(number, epoch, size=32, seed=5, **options)
+                    picture = view.crop_image(number, transform, epoch, seed=5)
                     found = np.array(Image.open(io.BytesIO(picture.data)))
                     assert (found == image.transpose(1, 2, 0)).all()
-        assert not any(crop.flip for n in range(11) for crop in view.crops(n, size=32))
-        first, second = view.crops(3, (0, 7), size=32, seed=5, **options)
+        plain = RandomResizedCrop(32)
+        assert not any(crop.flip for n in range(11) for crop in view.crops(n, plain))
+        first, second = view.crops(3, transform, (0, 7), seed=5)
         assert first != second
         whole = Image.open(io.BytesIO(view.image(3).data))
         box = (second.x, second.y, second.x + second.width, second.y + second.height)
         cut = whole.resize((32, 32), Image.Resampling.BILINEAR, box)
         expected = np.array(cut)[:, :: -1 if second.flip else 1].astype(int)
-        picture = view.crop_image(3, 7, size=32, seed=5, **options)
+        picture = view.crop_image(3, transform, 7, seed=5)
         assert np.abs(np.array(Image.open(io.BytesIO(picture.data))) - expected).max() <= 1

@@ -117,7 +117,7 @@ def test_all_answers_are_plain_values(view: View) -> None:
         view.page(query, wait_s=None),
         view.histograms(query, wait_s=None),
         view.record(4),
-        *view.crops(4),
+        *view.crops(4, shardio.RandomResizedCrop(32)),
         view.check(),
     ]
     json.dumps([*map(dataclasses.asdict, answers)], ensure_ascii=False).encode()
