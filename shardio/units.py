@@ -26,6 +26,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def unexpected(name: str, value: Any, expected: str) -> OptionError:
+    """Return the error of an option that has a wrong value, to be raised."""
+    return OptionError(f"{name} is {printable(repr(value))}: expected {expected}")
+
+
 def check_int(name: str, value: Any, least: int = 1, most: int = (1 << 62) - 1) -> int:
     """Check an option that is a whole number, also one of numpy's. Raises OptionError."""
     try:
@@ -34,9 +39,7 @@ def check_int(name: str, value: Any, least: int = 1, most: int = (1 << 62) - 1) 
         number = least - 1
     if isinstance(value, bool) or not least <= number <= most:
         upper = "or more" if most == (1 << 62) - 1 else f"to {most:,}"
-        raise OptionError(
-            f"{name} is {printable(repr(value))}: expected a whole number, {least:,} {upper}"
-        )
+        raise unexpected(name, value, f"a whole number, {least:,} {upper}")
     return number
 
 
@@ -60,7 +63,7 @@ def check_bool(**flags: Any) -> None:
     """Check options, by name, that are True or False, also numpy's. Raises OptionError."""
     for name, value in flags.items():
         if type(value).__name__ not in ("bool", "bool_"):
-            raise OptionError(f"{name} is {printable(repr(value))}: expected True or False")
+            raise unexpected(name, value, "True or False")
 
 
 def check_flags(options: Any, *names: str) -> None:
@@ -136,9 +139,7 @@ def check_group(option: str, value: Any, group: type[T]) -> T:
     if value is None:
         return group()
     if not isinstance(value, group):
-        raise OptionError(
-            f"{option} is {printable(repr(value))}: expected shardio.{group.__name__}(...)"
-        )
+        raise unexpected(option, value, f"shardio.{group.__name__}(...)")
     return value
 
 

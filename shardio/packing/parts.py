@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import OptionError, printable
-from ..units import check_given, check_int, refuse_unknown
+from ..units import check_given, check_int, refuse_unknown, unexpected
 
 AUTO = "auto"
 _NUMBER = 1 << 62
@@ -40,9 +40,7 @@ class PartOptions:
     def __post_init__(self) -> None:
         check_given(self, parts=(1, _NUMBER))
         if not isinstance(self.stagger_s, int | float) or not 0 <= self.stagger_s < math.inf:
-            raise OptionError(
-                f"stagger_s is {printable(repr(self.stagger_s))}: expected seconds from 0 on"
-            )
+            raise unexpected("stagger_s", self.stagger_s, "seconds from 0 on")
         if self.parts is not None and self.part != AUTO:
             raise OptionError(
                 f"parts is {self.parts}: goes with part 'auto' alone; else part is I/N"

@@ -21,10 +21,10 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from ..errors import OptionError, StorageError, printable
+from ..errors import StorageError
 from ..machine import processors
 from ..storage import ranges
-from ..units import check_int
+from ..units import check_int, unexpected
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -72,9 +72,7 @@ class Report:
 def check_executor(executor: Executor | None) -> None:
     """Raise OptionError for what is no executor."""
     if not isinstance(executor, Executor | None):
-        raise OptionError(
-            f"executor is {printable(repr(executor))}: expected a shardio.RayExecutor, or nothing"
-        )
+        raise unexpected("executor", executor, "a shardio.RayExecutor, or nothing")
 
 
 def processes(jobs: int | None) -> int:

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._version import __version__
-from ..errors import DependencyError, OptionError, StorageError, printable
+from ..errors import DependencyError, StorageError, printable
 from ..machine import processors
 from ..storage import ranges
-from ..units import refuse_unknown
+from ..units import refuse_unknown, unexpected
 from . import process_pool
 from .process_pool import Report, Result, Task
 
@@ -60,7 +60,7 @@ class RayExecutor:
 
     def __post_init__(self) -> None:
         if not isinstance(self.address, str | None):
-            raise OptionError(f"address is {printable(repr(self.address))}: expected 'HOST:PORT'")
+            raise unexpected("address", self.address, "'HOST:PORT'")
         _load()
 
     @contextlib.contextmanager

@@ -37,7 +37,7 @@ from ..storage.local import LocalDirectory, memory_available
 from ..storage.location import locate
 from ..storage.options import Storage, with_root
 from ..storage.stores import without_secrets
-from ..units import check_int, quoted, show_count, show_size
+from ..units import check_int, quoted, show_count, show_size, unexpected
 from .bench_process import FailedError, Host
 from .bench_row import LIMITS, NOISE, OTHERS, Row, judge
 from .text import Result, paragraph, show_cores, show_number, show_took, table
@@ -195,7 +195,7 @@ def bench(
     """
     began, memory = time.monotonic(), memory_available()
     if loader not in LOADERS:
-        raise OptionError(f"loader is {printable(repr(loader))}: expected {', '.join(LOADERS)}")
+        raise unexpected("loader", loader, ", ".join(LOADERS))
     if seconds is not None and not 0 < float(seconds) < math.inf:
         raise OptionError(f"seconds is {seconds!r}: expected a number above 0, for each row")
     where = with_root(storage, root)

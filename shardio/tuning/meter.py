@@ -29,10 +29,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .. import machine
-from ..errors import OptionError, printable
+from ..errors import printable
 from ..loader.stats import BatchStats
 from ..storage.ranges import RequestCount
-from ..units import check_int, show_count
+from ..units import check_int, show_count, unexpected
 
 T = TypeVar("T")
 Seconds = NDArray[np.float64]
@@ -281,13 +281,9 @@ class watch(Generic[T]):  # lower case, as enumerate and zip
         self.loader = loader
         self._every = sys.maxsize if every is None else check_int("every (batches)", every)
         if isinstance(alarm, bool) or not isinstance(alarm, (int, float)) or not alarm >= 0:
-            raise OptionError(
-                f"alarm is {printable(repr(alarm))}: expected data time over step time, 0 or more"
-            )
+            raise unexpected("alarm", alarm, "data time over step time, 0 or more")
         if print is not None and not callable(print):
-            raise OptionError(
-                f"print is {printable(repr(print))}: expected a function of a line, or None"
-            )
+            raise unexpected("print", print, "a function of a line, or None")
         self._alarm = alarm
         self._log = _logger(log)
         self._print = print
@@ -785,9 +781,8 @@ def _logger(log: Any) -> Callable[[dict[str, float], int], None] | None:
         return add
     send = getattr(log, "log", log)
     if not callable(send):
-        raise OptionError(
-            f"log is {printable(repr(log))}: expected a SummaryWriter, something with log(dict), "
-            "or a function of a dict"
+        raise unexpected(
+            "log", log, "a SummaryWriter, something with log(dict), or a function of a dict"
         )
     return lambda scalars, step: send(scalars)
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from ..dataset.reader import Reader
-from ..errors import OptionError, printable
 from ..order.epoch import Epoch
 from ..order.options import RequestedOptions
 from ..order.partition import Partition
 from ..order.subset import All, Selection, Word, conditions, mark_where
+from ..units import unexpected
 from .columns import Columns
 from .kept import Kept
 from .results import Query
@@ -51,9 +51,7 @@ class Answers:
     def _checked(self, query: Query) -> Query:
         """Return a query whose options are right, with only those that have an effect."""
         if query.order not in ("storage", "training"):
-            raise OptionError(
-                f"order is {printable(repr(query.order))}: expected 'storage' or 'training'"
-            )
+            raise unexpected("order", query.order, "'storage' or 'training'")
         if query.sort is not None:
             self._columns.check(query.sort)
         else:
