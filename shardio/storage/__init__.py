@@ -7,5 +7,5 @@ left alone, `plain_http` requests without a client, `stores` the stores by schem
 what is wrong with options of theirs, `credentials` what opens them, `helper` the process that makes
 requests for one that must not, `listing` a page of what lies in a folder, `walk` all of it,
 `upload` what is written. `cache` keeps ranges on a disk, in a `cached_file` a shard, which
-`kept_file` reads.
+`cached_remote_file` reads.
 """

@@ -85,7 +85,7 @@ class Helper:
         with self._lock:
             self._consumers = consumers
             if self._link is not None:
-                self._link.tell(consumers)
+                self._link.post(consumers)
 
     def submit(self, request: Request, *, urgent: bool = False) -> Future[Reply]:
         """Send a request to the helper, which is started by the first one. It raises nothing."""
@@ -99,7 +99,7 @@ class Helper:
                 # A user who sets what the error asked for, and tries again, is not to wonder why
                 # it says the same.
                 self.refused = False
-                self._link.tell(credentials.environment())
+                self._link.post(credentials.environment())
             if self._link is None or not self._link.ask(self._number, request, urgent, future):
                 if self._link is not None:
                     self._before = self._before.plus(self._link.figures)
@@ -161,7 +161,7 @@ class _Link:
         self._closing = False
         self.ended = False
         self.figures = Figures()
-        self.tell(consumers)
+        self.post(consumers)
         self._writer = start_thread(self._write, "shardio-helper-writer")
         if self._writer is None:
             self.ended = True
@@ -171,7 +171,7 @@ class _Link:
         """Return the process id; None: it was not started yet."""
         return None if self._process is None else self._process.popen.pid
 
-    def tell(self, message: Any) -> None:
+    def post(self, message: Any) -> None:
         """Send a message, as soon as those before it are sent."""
         self._outbox.put(message)
 
@@ -182,7 +182,7 @@ class _Link:
                 return False
             self._pending[number] = future
         future.add_done_callback(partial(self._settled, number))
-        self.tell((number, request, urgent))
+        self.post((number, request, urgent))
         return True
 
     def kill(self) -> None:
@@ -216,7 +216,7 @@ class _Link:
 
     def _settled(self, number: int, future: Future[Reply]) -> None:
         if future.cancelled():
-            self.tell(-number)  # nobody wants it any more
+            self.post(-number)  # nobody wants it any more
 
     def _write(self) -> None:
         """Start the process, send messages, and clean up when it has ended."""

@@ -91,12 +91,12 @@ class LocalFile(File):
     name  its path, as messages print it
     """
 
-    __slots__ = ("_ahead", "descriptor", "name", "size")
+    __slots__ = ("_device_ahead", "descriptor", "name", "size")
     name: str
     descriptor: int
 
     def __init__(self, descriptor: int, size: int, ahead: int, name: str) -> None:
-        self.name, self._ahead = name, ahead
+        self.name, self._device_ahead = name, ahead
         self.descriptor, self.size = descriptor, size
 
     def read(self, start: int, length: int) -> bytes:
@@ -136,8 +136,8 @@ class LocalFile(File):
         # A larger call is silently cut to the device's read-ahead: the range goes piece by piece.
         with contextlib.suppress(OSError):
             stop = min(start + length, self.size)  # whatever an index says
-            for at in range(max(start, 0), stop, self._ahead):
-                piece = min(self._ahead, stop - at)
+            for at in range(max(start, 0), stop, self._device_ahead):
+                piece = min(self._device_ahead, stop - at)
                 os.posix_fadvise(self.descriptor, at, piece, os.POSIX_FADV_WILLNEED)
 
     def scattered(self) -> None:

@@ -13,8 +13,8 @@ from . import ranges
 from .base import SEAL_BYTES, KnownFile, Location, Seal, is_right
 from .cache import SMALL, CacheDirectory
 from .cached_file import CachedFile
+from .cached_remote_file import CachedRemoteFile
 from .client import Request, RequestError
-from .kept_file import KeptFile
 from .listing import Listed
 from .remote_file import Ends, RemoteFile, read
 from .stores import Store
@@ -72,7 +72,7 @@ class RemoteLocation(Location):
         if self.cache is None or known is None or not known.sha256:
             return RemoteFile(self.store, name, self.ends, known)
         cached = _open_cached(self.cache, known)
-        return KeptFile(self.store, name, self.ends, known, cached)
+        return CachedRemoteFile(self.store, name, self.ends, known, cached)
 
     def sweep(self, name: str) -> SweptFile:
         """Open an object that is read once, nearly from front to back. As `open`."""

@@ -79,7 +79,7 @@ class RemoteFile:
     """One object, open for reading by range. Threads may share it."""
 
     __slots__ = (
-        *("__weakref__", "_ahead", "_announced", "_ends", "_last", "_lock"),
+        *("__weakref__", "_ahead_bytes", "_announced", "_ends", "_last", "_lock"),
         *("_tail", "found", "name", "path", "size", "store"),
     )
     descriptor = -1
@@ -198,7 +198,7 @@ class RemoteFile:
 
     def scattered(self) -> None:
         """Say that reads will be in no order: nothing is read ahead."""
-        self._ahead = -1
+        self._ahead_bytes = -1
 
     def let_go(self) -> None:
         """Let go of what was announced and not read, but for what is kept: a pass has ended.
@@ -234,7 +234,10 @@ class RemoteFile:
         self._lock = threading.Lock()
         self._announced: list[_Announced] = []  # ascending; they do not overlap
         self._tail = 1 << 62, b""  # where the end that is kept begins, and its bytes
-        self._last, self._ahead = -1, 0  # where the last read ended; bytes that are asked for ahead
+        self._last, self._ahead_bytes = (
+            -1,
+            0,
+        )  # where the last read ended; bytes that are asked for ahead
 
     def _part(self, start: int, stop: int) -> Any:
         """Read from `start`, up to `stop` or to where an announced range begins or ends."""
@@ -282,15 +285,17 @@ class RemoteFile:
 
     def _read_ahead(self, start: int, stop: int) -> None:
         """Ask for what follows, where reads follow each other."""
-        if self._ahead < 0:
+        if self._ahead_bytes < 0:
             return
         # Other formats have gaps that nobody reads; heads of records are no reading in order.
         follows = 0 <= self._last <= start <= self._last + min(_NEAR, stop - start)
-        self._ahead = min(_MOST_AHEAD, max(_FIRST_AHEAD, 2 * self._ahead)) if follows else 0
+        self._ahead_bytes = (
+            min(_MOST_AHEAD, max(_FIRST_AHEAD, 2 * self._ahead_bytes)) if follows else 0
+        )
         self._last = stop
-        if self._ahead:
+        if self._ahead_bytes:
             self._pass_by(start)
-            self.will_need(stop, self._ahead)
+            self.will_need(stop, self._ahead_bytes)
 
     def _pass_by(self, start: int) -> None:
         """Let go of announced ranges that end before `start`, of which not all was read."""

@@ -327,7 +327,7 @@ class Transfers:
         with self._changed:
             self._closed = True
             for task in self._all():
-                self._tell(task, _has_ended(task.request))
+                self._end(task, _has_ended(task.request))
             for _ in range(self._threads):
                 self._ready.put(None)
             self._changed.notify_all()
@@ -421,7 +421,7 @@ class Transfers:
             found += host.active
         return [task for task in found if not task.answered]
 
-    def _tell(self, task: _Task, answer: Reply | BaseException) -> None:
+    def _end(self, task: _Task, answer: Reply | BaseException) -> None:
         """End a task, and note what is to be told."""
         if not task.answered:
             task.answered = True
@@ -451,7 +451,7 @@ class Transfers:
 
     def _send(self, task: _Task, now: float, hedge: bool = False) -> None:
         if not self._run(partial(self._attempt, task, hedge)):
-            self._tell(task, _no_thread(task.request))
+            self._end(task, _no_thread(task.request))
             return
         task.begun = min(task.begun, now)
         task.started = now
@@ -518,7 +518,7 @@ class Transfers:
     def _fail(self, task: _Task, error: RequestError, now: float) -> None:
         self._figures.failed += 1
         took_s = now - min(task.begun, task.submitted)
-        self._tell(task, explain_failure(task.request, error, task.attempts, took_s))
+        self._end(task, explain_failure(task.request, error, task.attempts, took_s))
 
     def _finish(
         self, task: _Task, found: Reply | BaseException, took: float, hedge: bool, now: float
@@ -532,10 +532,10 @@ class Transfers:
                 if not task.future.cancelled():
                     self._figures.bytes += len(found.data)
                     self._figures.won += hedge
-                    self._tell(task, found)
+                    self._end(task, found)
             return
         if not isinstance(found, RequestError):
-            self._tell(task, found)  # a missing package, an option
+            self._end(task, found)  # a missing package, an option
             return
         task.last = found
         host.note(found, now)

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 import shardio
 from shardio import Order, ShardDataset, ShardLoader, Storage
 from shardio.errors import DamageError, OptionError
-from shardio.storage import kept_file, ranges
+from shardio.storage import cached_remote_file, ranges
 from shardio.storage.cache import CacheDirectory
 from shardio.storage.remote import RemoteLocation
 from shardio.storage.stores import Store
@@ -166,7 +166,7 @@ def test_damage_in_the_cache_is_downloaded_again(
 def test_what_the_cache_cannot_keep_is_streamed_with_one_warning(
     folder: Path, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_file, "_WARNED", False)
+    monkeypatch.setattr(cached_remote_file, "_WARNED", False)
     want = batches(DataLoader(dataset(folder / "data"), batch_size=None))
     there = dataset(f"{proxy.url}/data", tmp_path / "cache", limit="17MiB")
     with pytest.warns(UserWarning, match="cannot keep more in this cache") as told:

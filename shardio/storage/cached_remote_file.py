@@ -31,7 +31,7 @@ _OTHERS_S = 0.05  # between two looks at a range that another process downloads
 _PASS_BY_S = 5.0  # in which nobody waits anew for a range that was waited for in vain
 
 
-class KeptFile(RemoteFile):
+class CachedRemoteFile(RemoteFile):
     """One object of which a cache keeps what is read. Threads may share it.
 
     Its descriptor is that of the cache's sparse file, so that native reads work on it: what is not
@@ -198,7 +198,7 @@ class _Coming:
     __slots__ = ("_file", "_guard", "_kept", "claim", "range")
     range: Range
 
-    def __init__(self, file: KeptFile, claim: Claim) -> None:
+    def __init__(self, file: CachedRemoteFile, claim: Claim) -> None:
         self._file, self.claim = file, claim
         self._guard = threading.Lock()
         self._kept: bool | None = None
