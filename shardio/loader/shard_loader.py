@@ -27,7 +27,7 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from .. import machine
-from ..dataset.iteration import Iteration, Source
+from ..dataset.iteration import Iteration, MakeBatches
 from ..dataset.other_names import OTHER_NAMES
 from ..dataset.protocol import BatchIterator
 from ..dataset.ranks import consumers, machines_of
@@ -182,7 +182,7 @@ class ShardLoader:
         if self._resident is not None:
             if not self._resident.filled:
                 self._fill(self._resident)
-            source: Source = partial(_gather, self._resident, self.target)
+            source: MakeBatches = partial(_gather, self._resident, self.target)
         else:
             if self._pool is None or self._pool.closed:
                 self._pool = self._start()
