@@ -168,9 +168,7 @@ class Iteration(BatchIterator):
                 "as load_state_dict, and make a new iterator after it"
             )
         self.done += 1
-        if (
-            self._make_batches is None and self._stream.batch_size is not None
-        ):  # it is called rarely
+        if self._make_batches is None and self._stream.batch_size is not None:  # called rarely
             epochs.add_requests(self._worker, self._requests.new())
         if self.done == self._last:
             epochs.ended(self.number, self._worker)
