@@ -70,6 +70,7 @@ DEMO = Command(
         "tools/demo",
         "tools/demo photos --seconds 3",
     ),
+    forks=True,
 )
 
 

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .command import (
-    BATCH_SIZE,
-    PLOT,
-    ROOT,
-    STORE,
-    WORKERS,
-    WORLD_SIZE,
-    Command,
-    option,
-    take_storage,
-)
+from .command import BATCH_SIZE, OUT, PLOT, READ_FROM, WORKERS, WORLD_SIZE, Command, option
 from .exit_codes import DONE
 from .output import Output
 
@@ -23,40 +13,25 @@ if TYPE_CHECKING:
     from ..tuning.tune_result import Tuning
 
 
-def _explain(
-    output: Output,
-    *,
-    world_size: int = 1,
-    spans: int | None = None,
-    unit: int | None = None,
-    nodes: int | None = None,
-    **call: Any,
-) -> int:
+def _explain(output: Output, *, world_size: int = 1, **call: Any) -> int:
     from ..order.options import Order
     from ..tuning.advice import advice_text
     from ..tuning.explain import explain
 
-    cut = {"spans": spans, "unit": unit, "nodes": nodes}
-    order = Order(**cut) if any(value is not None for value in cut.values()) else None
-    storage = take_storage(call)
-    found = explain(**call, world_size=world_size, order=order, storage=storage)
+    cut = {name: call.pop(name) for name in ("spans", "unit", "nodes") if name in call}
+    if cut:
+        call["order"] = Order(**cut)
+    found = explain(**call, world_size=world_size)
     brief = advice_text(found.warnings) if found.warnings else ""
     return output.show(found, facts=found.as_dict(), brief=brief)
 
 
-def _tune(
-    output: Output,
-    *,
-    plot: str | None = None,
-    batch_size: int = 256,
-    **call: Any,
-) -> int:
+def _tune(output: Output, *, plot: str | None = None, batch_size: int = 256, **call: Any) -> int:
     from ..tuning.tune import tune
 
     _check_plot(plot)
-    where = take_storage(call)
     with output.progress("simulating", unit=" orders", delay_s=2) as progress:
-        found = tune(**call, batch_size=batch_size, progress=progress, storage=where)
+        found = tune(**call, batch_size=batch_size, progress=progress)
     return _answer(output, found, plot)
 
 
@@ -64,7 +39,6 @@ def _bench(output: Output, *, plot: str | None = None, **call: Any) -> int:
     from ..tuning.bench import bench
 
     _check_plot(plot)
-    call["storage"] = take_storage(call)
     with output.progress("measuring", unit=" repeats") as progress:
         found = bench(**call, progress=progress)
     return _answer(output, found, plot)
@@ -88,13 +62,15 @@ def _answer(output: Output, found: Tuning | Bench, plot: str | None) -> int:
     return DONE
 
 
+_DATASET = option("dataset", "OUT", "the packed directory, or its URL")
+
 EXPLAIN = Command(
     "explain",
     "say what training with these options will be like",
     _explain,
     "tuning.explain:explain dataset.shard_dataset:ShardDataset order.options:Order "
     "storage.options:Storage",
-    option("dataset", "OUT", "the packed directory, or its URL"),
+    _DATASET,
     BATCH_SIZE,
     WORKERS,
     WORLD_SIZE,
@@ -104,13 +80,11 @@ EXPLAIN = Command(
     option("--tail", "TAIL", "pad (default), drop or exact"),
     option("--spans", "N"),
     option("--nodes", "N"),
-    ROOT,
-    *STORE,
+    *READ_FROM,
     examples=(
         "shardio explain packed --batch-size 256 --workers 8",
         "shardio explain packed --batch-size 256 --world-size 4 --shuffle-buffer 1GiB",
     ),
-    forks=False,
 )
 
 TUNE = Command(
@@ -118,7 +92,7 @@ TUNE = Command(
     "say which shuffle buffer to set, by simulating the order",
     _tune,
     "tuning.tune:tune storage.options:Storage",
-    option("dataset", "OUT", "the packed directory, or its URL"),
+    _DATASET,
     option("--batch-size", "N", "of each rank (default 256)"),
     WORKERS,
     WORLD_SIZE,
@@ -126,13 +100,11 @@ TUNE = Command(
     option("--units"),
     option("--nodes", "N"),
     PLOT,
-    ROOT,
-    *STORE,
+    *READ_FROM,
     examples=(
         "shardio tune packed",
         "shardio tune packed --batch-size 128 --world-size 4 --plot tuning.svg",
     ),
-    forks=False,
 )
 
 BENCH = Command(
@@ -140,7 +112,7 @@ BENCH = Command(
     "measure what this machine can do with a dataset",
     _bench,
     "tuning.bench:bench storage.options:Storage",
-    option("path", "OUT", "the packed directory, or its URL"),
+    OUT,
     option("--batch-size", "N", "records a batch (default 256)"),
     option("--size", "N"),
     option("--workers", "N,N,..."),
@@ -149,11 +121,11 @@ BENCH = Command(
     option("--seconds", "S"),
     option("--quick"),
     PLOT,
-    ROOT,
-    *STORE,
+    *READ_FROM,
     examples=(
         "shardio bench packed",
         "shardio bench packed --quick --size 160 --workers 0,4",
         "shardio bench packed --plot bench.html",
     ),
+    forks=True,
 )

@@ -57,8 +57,5 @@ CACHE = Command(
     "",
     option("action", "ls|clear", "list it, or remove all of it", choices=["ls", "clear"]),
     option("path", "DIR", "the cache directory"),
-    examples=(
-        "shardio cache ls /nvme/cache",
-        "shardio cache clear /nvme/cache",
-    ),
+    examples=("shardio cache ls /nvme/cache", "shardio cache clear /nvme/cache"),
 )

@@ -11,13 +11,10 @@ import pkgutil
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import OptionError, printable
 from ..names import from_file_name
-
-if TYPE_CHECKING:
-    from ..storage.options import Storage
 
 Option = tuple[str, dict[str, Any]]  # or a place such as OUT: its name, and what `argparse` takes
 
@@ -33,7 +30,7 @@ class Command:
         described: str,
         *options: Option,
         examples: Sequence[str],
-        forks: bool = True,
+        forks: bool = False,
         goes_on: Callable[[Mapping[str, Any]], str] = lambda options: "",
     ) -> None:
         """Declare a command.
@@ -44,17 +41,17 @@ class Command:
         described  where options are described that have no text here: "packing.pack:pack", or
                    several such places, with spaces between
         examples   two to four calls of it, as they are typed
-        forks      it may start processes, by fork; if not, it reads from URLs itself
+        forks      it may start processes, by fork, which read from URLs; others do it themselves
         goes_on    says, by the options, how to go on where it was interrupted; "": it begins anew
         """
         self.name, self.text, self.run, self.forks = name, text, run, forks
         self.goes_on, self.examples = goes_on, examples
-        self._described, self._options = described.split(), options
+        self.options, self._described = options, described.split()
 
     def declare(self, parser: argparse.ArgumentParser) -> list[argparse.Action]:
         """Add all options to the parser of this command, in their groups. Return them."""
         texts = descriptions(self._described)
-        options = [*self._options, JSON, QUIET]
+        options = [*self.options, JSON, QUIET]
         titles = {name: _title(name) for name, _ in options}
         groups = {
             title: parser.add_argument_group(title)
@@ -71,7 +68,7 @@ class Command:
 
     def _as_help(self, text: str) -> str:
         """Return a description with options called as on the command line: `jpeg_tiles` is not."""
-        known = {name for name, _ in self._options}
+        known = {name for name, _ in self.options}
 
         def called(quoted: re.Match[str]) -> str:
             name = "--" + quoted[1].replace("_", "-")
@@ -81,7 +78,7 @@ class Command:
 
     def in_its_words(self, message: str) -> str:
         """Return a message with options called as on the command line, not as in Python."""
-        named = {more.get("dest", name[2:].replace("-", "_")): name for name, more in self._options}
+        named = {more.get("dest", name[2:].replace("-", "_")): name for name, more in self.options}
         names = {dest: name for dest, name in named.items() if name.startswith("--")}
 
         def called(found: re.Match[str]) -> str:
@@ -231,25 +228,24 @@ def read_fields(
     return found
 
 
-def take_target(call: dict[str, Any]) -> Storage | None:
-    """Take the options of the store that is copied to out of a call. Raises OptionError."""
+def take_stores(command: Command, call: dict[str, Any]) -> None:
+    """Replace the options of object stores in a call: by `storage`, and by `to` for TARGET.
+
+    `storage` has the root, too, but for `pack` and `plan`, where it is that of a source.
+    Raises OptionError.
+    """
+    if STORE[0] not in command.options:
+        return
     from ..storage.options import Storage
 
-    pairs = call.pop("target_options", None)
-    if pairs is None:
-        return None
-    times = {name: call[name] for name in ("timeout_s",) if name in call}
-    return Storage(options=_store_options(pairs), **times)
-
-
-def take_storage(call: dict[str, Any], *, root: bool = True) -> Storage:
-    """Take the options of STORE, and of ROOT if `root`, out of a call. Raises OptionError."""
-    from ..storage.options import Storage
-
-    pairs = call.pop("store_options", None)
-    taken: dict[str, Any] = {} if pairs is None else {"options": _store_options(pairs)}
-    names = ["timeout_s"] + ["root"] * root
-    return Storage(**taken | {name: call.pop(name) for name in names if name in call})
+    taken = {"timeout_s": call.pop("timeout_s")} if "timeout_s" in call else {}
+    if "target_options" in call:
+        call["to"] = Storage(options=_store_options(call.pop("target_options")), **taken)
+    if "store_options" in call:
+        taken["options"] = _store_options(call.pop("store_options"))
+    if "root" in call and command.name not in ("pack", "plan"):
+        taken["root"] = call.pop("root")
+    call["storage"] = Storage(**taken)
 
 
 def take_executor(call: dict[str, Any], tell: Callable[[str], None]) -> None:
@@ -359,6 +355,8 @@ EXECUTOR = (
         "this machine alone, for this command)",
     ),
 )
+READ_FROM = (ROOT, *STORE)  # of commands that read a dataset
+SHARED = (*EXECUTOR, *PARTS)  # of commands whose work many machines may do
 TARGET = option(
     "--target-option",
     "NAME=VALUE",

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from .command import (
-    EXECUTOR,
     FIELDS,
     GOES_ON,
     JOBS,
     OUT,
     OVERWRITE,
-    PARTS,
-    ROOT,
+    READ_FROM,
+    SHARED,
     STORE,
     TARGET,
     Command,
     option,
     read_fields,
-    take_storage,
-    take_target,
 )
 from .output import Output
 
@@ -29,25 +25,18 @@ from .output import Output
 def _index(output: Output, *, fields: str | None = None, **call: Any) -> int:
     from ..packing.index import index
 
-    storage = take_storage(call, root=False)
     with output.progress("listing", "indexing", "committing") as progress:
-        done = index(
-            **call,
-            fields=read_fields(fields),
-            storage=storage,
-            progress=progress,
-            announce=output.announce,
-        )
+        named = read_fields(fields)
+        done = index(**call, fields=named, progress=progress, announce=output.announce)
     return output.show(done)
 
 
 def _unpack(output: Output, **call: Any) -> int:
     from ..packing.unpack import unpack
 
-    storage = take_storage(call)
     began = time.monotonic()
     with output.progress("unpacking") as progress:
-        done = unpack(**call, storage=storage, progress=progress)
+        done = unpack(**call, progress=progress)
     output.took("unpacked", done.files, "file", done.bytes, began)
     return output.show(done)
 
@@ -55,13 +44,12 @@ def _unpack(output: Output, **call: Any) -> int:
 def _export(output: Output, *, fields: str | None = None, **call: Any) -> int:
     from ..packing.export import export
 
-    storage = take_storage(call)
     if fields is not None:  # NAME alone: it is called so there, too, as far as possible
         named = read_fields(fields, alone=True)
         call["fields"] = {name: theirs or None for name, theirs in named.items()}
     began = time.monotonic()
     with output.progress("looking", "exporting", "finishing", unit=" records") as progress:
-        done = export(**call, storage=storage, progress=progress, announce=output.announce)
+        done = export(**call, progress=progress, announce=output.announce)
     output.took("exported", done.records, "record", done.bytes, began)
     return output.show(done)
 
@@ -69,14 +57,9 @@ def _export(output: Output, *, fields: str | None = None, **call: Any) -> int:
 def _copy(output: Output, **call: Any) -> int:
     from ..packing.copy import copy
 
-    to, storage = take_target(call), take_storage(call)
     with output.progress("listing", "copying", "committing") as progress:
-        done = copy(**call, storage=storage, to=to, progress=progress, announce=output.announce)
+        done = copy(**call, progress=progress, announce=output.announce)
     return output.show(done)
-
-
-def _unpack_goes_on(options: Mapping[str, Any]) -> str:
-    return "" if options.get("overwrite") else GOES_ON
 
 
 INDEX = Command(
@@ -91,8 +74,7 @@ INDEX = Command(
     FIELDS,
     option("--classes", "OTHER"),
     JOBS,
-    *EXECUTOR,
-    *PARTS,
+    *SHARED,
     OVERWRITE,
     *STORE,
     examples=(
@@ -101,6 +83,7 @@ INDEX = Command(
         "shardio index s3://bucket/tars --out index",
     ),
     goes_on=lambda options: GOES_ON if options.get("part") else "",
+    forks=True,
 )
 
 UNPACK = Command(
@@ -111,11 +94,9 @@ UNPACK = Command(
     OUT,
     option("directory", "DIR", "where the files go"),
     OVERWRITE,
-    ROOT,
-    *STORE,
+    *READ_FROM,
     examples=("shardio unpack packed photos-again",),
-    forks=False,
-    goes_on=_unpack_goes_on,
+    goes_on=lambda options: "" if options.get("overwrite") else GOES_ON,
 )
 
 EXPORT = Command(
@@ -129,16 +110,13 @@ EXPORT = Command(
     option("--fields", "NAME=THEIRS,...", "only these, and their names there: label=cls"),
     option("--shard-size", "SIZE"),
     option("--keys", choices=("own", "number")),
-    *EXECUTOR,
-    *PARTS,
+    *SHARED,
     OVERWRITE,
-    ROOT,
-    *STORE,
+    *READ_FROM,
     examples=(
         "shardio export packed tars --format webdataset",
         "shardio export packed records --format tfrecord --fields image,label",
     ),
-    forks=False,
 )
 
 COPY = Command(
@@ -150,16 +128,13 @@ COPY = Command(
     option("target", "DST"),
     OVERWRITE,
     option("--recheck"),
-    option("--jobs", "N"),
-    *EXECUTOR,
-    *PARTS,
-    ROOT,
-    *STORE,
+    JOBS,
+    *SHARED,
+    *READ_FROM,
     TARGET,
     examples=(
         "shardio copy packed /nvme/packed",
         "shardio copy packed s3://bucket/packed --jobs 8",
     ),
-    forks=False,
     goes_on=lambda options: GOES_ON,
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .._version import __version__, installed
 from ..errors import DependencyError, OptionError, printable, there_are
 from ..names import key_text
-from .command import EXECUTOR, JOBS, OUT, PARTS, ROOT, STORE, Command, option, take_storage
+from .command import JOBS, OUT, READ_FROM, SHARED, STORE, Command, option
 from .exit_codes import DAMAGED, DONE, FAILED
 from .output import Output, as_base64, as_json, paint
 
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from ..dataset.reader import Reader
     from ..dataset.sequence import ShardSequence
     from ..formats.manifest import Manifest
+    from ..storage.options import Storage
 
 
 # --- info -----------------------------------------------------------------------------------------
 
 
-def _info(output: Output, *, path: str | None = None, env: bool = False, **call: Any) -> int:
+def _info(output: Output, *, path: str | None = None, env: bool = False, storage: Storage) -> int:
     if env:
         facts = _environment()
         text = "\n".join(f"{name:<10}{value}" for name, value in facts.items())
@@ -36,7 +37,7 @@ def _info(output: Output, *, path: str | None = None, env: bool = False, **call:
     from ..formats import manifest
     from ..storage.location import locate
 
-    datasets = manifest.datasets_in(locate(path, take_storage(call)))
+    datasets = manifest.datasets_in(locate(path, storage))
     found = {name: manifest.load(folder) for name, folder in datasets.items()}
     facts = {name: _facts(one) for name, one in found.items()}
     texts = {name: _facts_text(one) for name, one in found.items()}
@@ -147,13 +148,12 @@ def _ls(
     path: str,
     shard: int | None = None,
     class_name: str | None = None,
-    **call: Any,
+    storage: Storage,
 ) -> int:
     from ..dataset.reader import open_index
     from ..order.subset import class_index
     from ..storage.location import locate
 
-    storage = take_storage(call)
     reader = open_index(locate(path, storage), storage)
     dataset = reader.manifest
     shards = range(dataset.shards)
@@ -224,14 +224,14 @@ def _cat(
     field: str | None = None,
     file: str | None = None,
     overwrite: bool = False,
-    **call: Any,
+    storage: Storage,
 ) -> int:
     from ..dataset import sequence
     from ..storage.local import check_target, write_file
 
     if file is not None:
         check_target(file)
-    records = sequence.stored(path, storage=take_storage(call))
+    records = sequence.stored(path, storage=storage)
     index = _index_of(records, record, key)
     sample = records[index]
     fields = dict(records.manifest.schema.fields)
@@ -242,28 +242,28 @@ def _cat(
     value = sample[field]
     facts = {"index": index, "key": key_text(sample["__key__"]), "field": field}
     if output.json and file is None:
-        content = {"base64": as_base64(value)} if isinstance(value, bytes) else {"value": value}
-        return output.show("", facts | content)
+        shown = {"base64": as_base64(value)} if isinstance(value, bytes) else {"value": value}
+        return output.show("", facts | shown)
     if value is None:
         raise OptionError(f"record {index} has no {printable(field)}: it is null")
+    content = _as_bytes(value)
     if file is not None:
         folder, name = os.path.split(os.path.abspath(file))
-        written = _as_bytes(value)
-        write_file(folder, name, written, replace=overwrite)
-        return (
-            output.show("", facts | {"file": file, "bytes": len(written)}) if output.json else DONE
-        )
-    if isinstance(value, bytes) and fields[field] in ("image", "bytes") and sys.stdout.isatty():
+        write_file(folder, name, content, replace=overwrite)
+        if output.json:
+            output.show("", facts | {"file": file, "bytes": len(content)})
+        return DONE
+    is_text = not isinstance(value, bytes) or field == "__key__"
+    if not sys.stdout.isatty():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content + b"\n" * is_text)
+    elif is_text:
+        print(_on_terminal(content))
+    else:
         raise OptionError(
             f"{field} is {len(value):,} bytes, not text; write it with --output FILE, or into a "
             "pipe"
         )
-    is_text = not isinstance(value, bytes) or field == "__key__"
-    if is_text and sys.stdout.isatty():
-        print(_on_terminal(_as_bytes(value)))
-        return DONE
-    sys.stdout.flush()
-    sys.stdout.buffer.write(_as_bytes(value) + b"\n" * is_text)
     return DONE
 
 
@@ -317,10 +317,9 @@ def _as_bytes(value: Any) -> bytes:
 def _verify(output: Output, **call: Any) -> int:
     from ..packing.verify import verify
 
-    storage = take_storage(call)
     began = time.monotonic()
     with output.progress("verifying") as progress:
-        found = verify(**call, storage=storage, progress=progress, announce=output.announce)
+        found = verify(**call, progress=progress, announce=output.announce)
     output.took("checked", found.records, "record", found.bytes, began)
     told = "\n".join([*map(str, found.damages), *found.unread])
     style = "bad" if told else "good"
@@ -340,12 +339,7 @@ INFO = Command(
     option("path", "OUT", "the packed directory, or its URL", nargs="?"),
     option("--env", text="versions, and which PIL decodes images"),
     *STORE,
-    examples=(
-        "shardio info packed",
-        "shardio info packed --json",
-        "shardio info --env",
-    ),
-    forks=False,
+    examples=("shardio info packed", "shardio info packed --json", "shardio info --env"),
 )
 
 LS = Command(
@@ -356,13 +350,8 @@ LS = Command(
     OUT,
     option("--shard", "N", "only of this shard"),
     option("--class", "NAME", "only of this class", dest="class_name"),
-    ROOT,
-    *STORE,
-    examples=(
-        "shardio ls packed --class cat",
-        "shardio ls s3://bucket/packed --shard 0",
-    ),
-    forks=False,
+    *READ_FROM,
+    examples=("shardio ls packed --class cat", "shardio ls s3://bucket/packed --shard 0"),
 )
 
 CAT = Command(
@@ -376,13 +365,11 @@ CAT = Command(
     option("--field", "NAME", "default: the image"),
     option("--output", "FILE", "a file instead of stdout", dest="file"),
     option("--overwrite", text="replace FILE if it exists"),
-    ROOT,
-    *STORE,
+    *READ_FROM,
     examples=(
         "shardio cat packed 0 --output first.jpg",
         "shardio cat packed --key cat/1.jpg --field label",
     ),
-    forks=False,
 )
 
 VERIFY = Command(
@@ -395,12 +382,8 @@ VERIFY = Command(
     option("--max-pixels", "N"),
     option("--sha256"),
     JOBS,
-    *EXECUTOR,
-    *PARTS,
-    ROOT,
-    *STORE,
-    examples=(
-        "shardio verify packed",
-        "shardio verify packed --decode --jobs 4",
-    ),
+    *SHARED,
+    *READ_FROM,
+    examples=("shardio verify packed", "shardio verify packed --decode --jobs 4"),
+    forks=True,
 )

@@ -52,7 +52,7 @@ def _main(arguments: Sequence[str] | None, parse: Parse | None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     from . import parser
-    from .command import take_executor
+    from .command import take_executor, take_stores
     from .output import Output
 
     parsed = (parse or parser.parse)(sys.argv[1:] if arguments is None else arguments)
@@ -69,6 +69,7 @@ def _main(arguments: Sequence[str] | None, parse: Parse | None) -> int:
     try:
         _refuse_unused(options)
         take_executor(options, output.teller() if output.is_watched else output.announce)
+        take_stores(command, options)
         code = command.run(output, **options)
         sys.stdout.flush()
         return code
@@ -91,11 +92,9 @@ def _main(arguments: Sequence[str] | None, parse: Parse | None) -> int:
 
 def _refuse_unused(options: Mapping[str, Any]) -> None:
     """Raise OptionError for options of an object store where no argument is a URL."""
-    names = {
-        "store_options": "--store-option",
-        "timeout_s": "--timeout",
-        "target_options": "--target-option",
-    }
+    from .command import STORE, TARGET
+
+    names = {more["dest"]: name for name, more in (*STORE, TARGET)}
     given = [name for dest, name in names.items() if dest in options]
     if given:
         from ..storage.stores import SCHEMES

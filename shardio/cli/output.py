@@ -22,11 +22,7 @@ _STAGE = "{desc} ..."
 _COUNTING = (
     "{desc}: {percentage:3.0f}%|{bar}| {n_fmt} of {total_fmt}{unit}, {rate_fmt}, {remaining} left"
 )
-STYLES = {
-    "bad": "31",
-    "good": "32",
-    "hint": "2",
-}  # red, green, dim: as the terminal's theme has them
+STYLES = {"bad": "31", "good": "32", "hint": "2"}  # red, green, dim: as the terminal has them
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,13 +20,12 @@ from .command import (
     JOBS,
     OVERWRITE,
     PARTS,
+    ROOT,
     STORE,
     TARGET,
     Command,
     option,
     read_fields,
-    take_storage,
-    take_target,
 )
 from .exit_codes import DONE, FAILED, SKIPPED
 from .output import Output, paint
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 def _pack(output: Output, **call: Any) -> int:
     from ..packing.pack import pack
 
-    call["to"] = take_target(call)
     _group(call)
     with output.progress("listing", "packing", "committing") as progress:
         done = pack(**call, progress=progress, announce=output.announce)
@@ -52,7 +50,7 @@ def _pack(output: Output, **call: Any) -> int:
 def _plan(output: Output, **call: Any) -> int:
     from ..packing.pack import plan
 
-    stored = "store_options" in call  # in no plan, and maybe nobody's to read
+    stored = call["storage"].options is not None  # in no plan, and maybe nobody's to read
     _group(call)
     with output.progress("listing", "reading", "planning") as progress:
         done = plan(**call, progress=progress, announce=output.announce)
@@ -80,7 +78,6 @@ def _group(call: dict[str, Any]) -> None:
     call["where"] = conditions(where) if where else None
     if (files := call.pop("split_files", None)) is not None:
         call["split_files"] = read_fields(files, option="--split-files")
-    call["storage"] = take_storage(call, root=False)
     for group, kind in GROUPS.items():
         named = [one.name for one in dataclasses.fields(kind)]
         call[group] = kind(**{name: call.pop(name) for name in named if name in call})
@@ -139,6 +136,10 @@ def _pack_goes_on(options: Mapping[str, Any]) -> str:
     return advice
 
 
+_DESCRIBED = (
+    "packing.pack:pack packing.options:SourceOptions packing.options:ImageOptions "
+    "packing.options:PlanOptions"
+)
 _SOURCE = option(
     "source", "SRC", "a folder of images, a listing, a dataset, or the URL of one of these"
 )
@@ -154,7 +155,7 @@ _PLANNED = (  # options that a plan follows from
         "arrays, dataset, or a format that `index` reads",
         dest="kind",
     ),
-    option("--root", "DIR"),
+    ROOT,
     FIELDS,
     option(
         "--where",
@@ -196,8 +197,7 @@ PACK = Command(
     "pack",
     "pack a folder of images, or another source, into shards",
     _pack,
-    "packing.pack:pack packing.options:SourceOptions packing.options:ImageOptions "
-    "packing.options:PlanOptions",
+    _DESCRIBED,
     _SOURCE,
     option("out", "OUT", "the directory, or URL, that becomes the dataset"),
     *_PLANNED,
@@ -225,14 +225,14 @@ PACK = Command(
         "shardio pack s3://bucket/photos packed --store-option region=eu-west-1",
     ),
     goes_on=_pack_goes_on,
+    forks=True,
 )
 
 PLAN = Command(
     "plan",
     "list a source once, for all parts of a packing",
     _plan,
-    "packing.pack:pack packing.options:SourceOptions packing.options:ImageOptions "
-    "packing.options:PlanOptions",
+    _DESCRIBED,
     _SOURCE,
     option("out", "OUT", "the directory that becomes the dataset"),
     *_PLANNED,
@@ -240,6 +240,7 @@ PLAN = Command(
         "shardio plan photos packed --shard-size 64MB",
         "shardio pack photos packed --part 1/8  # and so on; then shardio commit packed",
     ),
+    forks=True,
 )
 
 COMMIT = Command(
@@ -263,10 +264,8 @@ COMMIT = Command(
     ),
     JOBS,
     OVERWRITE,
-    examples=(
-        "shardio commit packed",
-        "shardio commit packed --wait --parts 8",
-    ),
+    examples=("shardio commit packed", "shardio commit packed --wait --parts 8"),
+    forks=True,
 )
 
 GC = Command(
@@ -283,8 +282,5 @@ GC = Command(
         dest="keep_s",
     ),
     option("--dry-run"),
-    examples=(
-        "shardio gc packed --dry-run",
-        "shardio gc packed --keep 7d",
-    ),
+    examples=("shardio gc packed --dry-run", "shardio gc packed --keep 7d"),
 )

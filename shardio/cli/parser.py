@@ -40,7 +40,6 @@ COMPLETION = Command(
         "shardio completion bash > ~/.shardio.bash  # and source it in ~/.bashrc",
         "shardio completion fish > ~/.config/fish/completions/shardio.fish",
     ),
-    forks=False,
 )
 COMMANDS = (
     *(PACK, PLAN, COMMIT, INDEX, UNPACK, EXPORT, INFO, LS, CAT, VERIFY, VIEW),
@@ -83,14 +82,10 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         """Return the help: first how it is called, last examples and exit codes."""
         self.usage = self._call().replace("%", "%%")
-        ends = [_exit_codes(_columns())]
-        if self._command is None:
-            ends.insert(0, "`shardio help COMMAND` shows the options of one, with examples.")
-        else:
-            ends.insert(
-                0, "\n".join(["Examples:", *(f"  {one}" for one in self._command.examples)])
-            )
-        self.epilog = "\n\n".join(ends)
+        first = "`shardio help COMMAND` shows the options of one, with examples."
+        if self._command is not None:
+            first = "\n".join(["Examples:", *(f"  {one}" for one in self._command.examples)])
+        self.epilog = f"{first}\n\n{_exit_codes(_columns())}"
         return super().format_help()
 
     def _call(self) -> str:

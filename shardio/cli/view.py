@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..errors import OptionError
-from .command import OUT, ROOT, STORE, Command, option, take_storage
+from .command import OUT, READ_FROM, Command, option
 from .exit_codes import DONE
 from .output import Output
+
+if TYPE_CHECKING:
+    from ..storage.options import Storage
 
 
 def _view(
@@ -20,7 +23,7 @@ def _view(
     port: int = 0,
     html: str | None = None,
     overwrite: bool = False,
-    **call: Any,
+    storage: Storage,
 ) -> int:
     from ..viewer import report
     from ..viewer.pages import Pages
@@ -29,7 +32,6 @@ def _view(
 
     if html is not None:
         report.check(html, overwrite)
-    storage = take_storage(call)
     with closing(Views(path, split=split, storage=storage)) as views:
         if html is not None:
             found = report.save(views.of(), html, overwrite=overwrite)
@@ -67,12 +69,10 @@ VIEW = Command(
     option("--port", "N", "listen here (default: any free port)"),
     option("--html", "FILE", "write a report, one file for a browser, and serve nothing"),
     option("--overwrite", text="replace FILE if it exists"),
-    ROOT,
-    *STORE,
+    *READ_FROM,
     examples=(
         "shardio view packed",
         "shardio view s3://bucket/packed --port 8000",
         "shardio view packed --html report.html",
     ),
-    forks=False,
 )

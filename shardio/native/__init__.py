@@ -49,11 +49,11 @@ def described() -> str:
     """Say what the core does, and what it would take to have all of it."""
     if core is None:
         return f"not built: {missing}"
-    libjpeg = f"with {getattr(core, 'libjpeg', 'a libjpeg-turbo')}"
+    built = f"built with {core.libjpeg}"
     if records() is not None:
-        return f"built {libjpeg}"
+        return built
     return (
-        f"built {libjpeg}, but Python reads the records: when shardio was installed there was no "
+        f"{built}, but Python reads the records: when shardio was installed there was no "
         "header of xxHash, 0.8.0 or newer (Debian, Ubuntu: libxxhash-dev; macOS: brew install "
         f"xxhash). With it, install shardio again: {_AGAIN}"
     )
