@@ -644,6 +644,29 @@ def test_voc_boxes_have_the_classes_of_folders(tmp_path: Path) -> None:
     assert all(one["annotations"][0]["label"] == 1 for one in found.values())
 
 
+@pytest.mark.parametrize("folders", [True, False])
+def test_boxes_are_numbered_as_the_classes_of_another_dataset(
+    folders: bool, tmp_path: Path
+) -> None:
+    plant(tmp_path / "other", {f"{name}/0.jpg": noise(name, 200) for name in ("B", "a", "b")})
+    pack(tmp_path / "other", tmp_path / "numbers")
+    plant(tmp_path / "in", CLASSES if folders else FLAT)
+    keys = CLASSES if folders else FLAT
+    plant(tmp_path / "boxes", {f"{key[:-4]}.xml": voc(key, ("b", 1), ("a", 3)) for key in keys})
+    options = {"boxes": tmp_path / "boxes", "classes": tmp_path / "numbers", "max_records": 5}
+    found = pack_all(tmp_path / "in", tmp_path / "out", **options)[""]
+    assert all([one["label"] for one in record["annotations"]] == [2, 1]
+               for record in found.values())  # fmt: skip
+    if folders:
+        assert column(found, "label") == {name: i % 2 + 1 for i, name in enumerate(NAMES)}
+    plan(tmp_path / "in", tmp_path / "planned", **grouped(options))
+    pack(tmp_path / "in", tmp_path / "planned", **grouped({"part": "1/1", "jobs": 1}))
+    commit(tmp_path / "planned")
+    for kept in (tmp_path / "planned").glob("**/.shardio-planned"):
+        kept.unlink()
+    assert content(tmp_path / "planned") == content(tmp_path / "out")
+
+
 YOLO = "1 0.5 0.5 0.5 0.25\n0 0.25 0.5 0.5 0.5\n"
 
 

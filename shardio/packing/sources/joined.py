@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from .base import (
     Listings,
     Plain,
     Read,
+    Renumbered,
     Source,
     SourceRequest,
     renamed,
@@ -62,13 +63,14 @@ class Joined(Source):
         columns: Mapping[str, Column],
         *,
         normalised: bool = False,
+        boxed: bool = False,
     ) -> None:
         """places: of the records in `source`. split: the folder of `source` there.
 
-        normalised: boxes are parts of the image's size
+        normalised: boxes are parts of the image's size; boxed: their labels are of the classes
         """
         self._source, self._places, self._split = source, places, split
-        self._columns, self._normalised = dict(columns), normalised
+        self._columns, self._normalised, self._boxed = dict(columns), normalised, boxed
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Read]:
@@ -91,8 +93,8 @@ class Joined(Source):
 
     def describe(self) -> Plain:
         """Describe the records, and where they lie."""
-        inner = self._source.describe()
-        return {"joined": inner, "split": self._split, "normalised": self._normalised}
+        about = {"split": self._split, "normalised": self._normalised, "boxed": self._boxed}
+        return {"joined": self._source.describe(), **about}
 
     def piece(self, places: Ints) -> Plain:
         """Return some records, and what is known of them."""
@@ -102,14 +104,23 @@ class Joined(Source):
             "count": len(places),
         }
 
+    def renumbered(self, numbers: Sequence[int], fields: Collection[str]) -> Source:
+        """Return the same records, with other labels, also of their boxes. Raises OptionError."""
+        return Renumbered(self, numbers) if self._boxed else super().renumbered(numbers, fields)
+
+    def labelled(self, sample: Sample) -> Iterable[dict[str, Any]]:
+        """Return the record, and its boxes, as far as they have a label of the classes."""
+        parts = [sample, *(sample["annotations"] if self._boxed else ())]
+        return (one for one in parts if "label" in one)
+
 
 def reopen(described: Plain, piece: Plain, inner: Callable[[str, Plain, Plain], Source]) -> Joined:
     """Open a piece of joined records. inner: opens a piece of those that lie in the source."""
-    split = described["split"]
+    split, boxed = described["split"], described["boxed"]
     source = inner(split, described["joined"], piece["joined"])
     columns = {name: Column(*column) for name, column in piece["columns"].items()}
     places, normalised = np.arange(piece["count"]), described["normalised"]
-    return Joined(source, places, split, columns, normalised=normalised)
+    return Joined(source, places, split, columns, normalised=normalised, boxed=boxed)
 
 
 def inner_request(request: SourceRequest) -> SourceRequest:
@@ -262,11 +273,12 @@ class _Columns:
             absent = tuple(one for i, one in enumerate(classes or ()) if i not in there)
         elif self._boxes is not None:
             classes = classes or self._boxes.classes
-        normalised = self._boxes is not None and self._boxes.normalised
+        boxed = self._boxes is not None and classes is not None and self._boxes.classes == classes
+        about = {"normalised": self._boxes is not None and self._boxes.normalised, "boxed": boxed}
         kinds = dict(listing.fields) | {name: column.kind for name, column in fields.items()}
         result = replace(
             listing,
-            source=Joined(listing.source, listing.own_places, split, fields, normalised=normalised),
+            source=Joined(listing.source, listing.own_places, split, fields, **about),
             places=None,
             fields=tuple(sorted(kinds.items(), key=lambda one: _FIRST.get(one[0], 2))),
             classes=classes,
