@@ -754,6 +754,17 @@ def test_an_archive_that_was_cut_short_is_an_error(form: str, tmp_path: Path) ->
         assert not list((tmp_path / "out").glob("*"))
 
 
+@pytest.mark.parametrize("form", ["a.tar.gz", "a.tar.xz", "a.tar.zst"])
+def test_an_error_says_up_to_which_member_a_compressed_tar_is_whole(
+    form: str, tmp_path: Path
+) -> None:
+    tree = {f"a/{n}.jpg": noise(f"{n}", 700_000) for n in range(8)}
+    whole = FORMS[form](tree)
+    source = write(tmp_path / form, whole[: len(whole) * 3 // 4])
+    with pytest.raises(DamageError, match=r"its last whole member is a/[345]\.jpg$"):
+        pack_one(source, tmp_path / "out")
+
+
 @pytest.mark.parametrize("kind", ["xz", "bz2"])
 def test_what_is_no_stream_behind_a_stream_is_an_error(kind: str, tmp_path: Path) -> None:
     """The libraries of Python end there without a word."""

@@ -30,6 +30,8 @@ from ...process_pool import Progress
 from ..files import mtime
 from . import deflate
 from .extent import Extent, Part
+from .member_table import MemberTable
+from .tar_members import list_tar
 
 _MAGIC = b"shardio: an archive, unpacked for packing\n"
 _HEAD = 4096  # bytes before the archive
@@ -124,14 +126,29 @@ class Inflating:
             with contextlib.closing(extent.location.open(extent.name)) as file:
                 out.begin(_PART)
                 source = _PartStream(Part(file, extent))
-                for data in _inflated(source, kind, extent.shown):
-                    out.write(data)
-                    if self.progress is not None:
-                        self.progress(min(source.at, extent.size), extent.size)
+                try:
+                    for data in _inflated(source, kind, extent.shown):
+                        out.write(data)
+                        if self.progress is not None:
+                            self.progress(min(source.at, extent.size), extent.size)
+                except DamageError as error:
+                    raise DamageError(f"{error}{self._last_member(name, extent)}") from None
             out.finish()
         except BaseException:
             local.remove(os.path.join(self.directory, name))
             raise
+
+    def _last_member(self, name: str, extent: Extent) -> str:
+        """Return in words which member of a tar was the last to be unpacked; "" of others."""
+        assert self.directory is not None
+        table = MemberTable()
+        with (
+            contextlib.suppress(DamageError, SourceError),
+            contextlib.closing(LocalDirectory(self.directory).open(name)) as file,
+        ):
+            part = Part(file, replace(extent, start=_HEAD, size=file.size - _HEAD))
+            list_tar(part, extent.shown, table=table)
+        return f"; its last whole member is {printable(table.paths[-1])}" if table.paths else ""
 
 
 def content(extent: Extent, kind: str | None) -> Generator[bytes, None, None]:
