@@ -4,18 +4,23 @@ Both give the same bytes. A deflated photograph of 111 KB takes ISA-L 131 us wit
 zlib 202; a stored one takes 2 us, and 27.
 """
 
+import gzip
+import zlib
+from collections.abc import Callable
 from typing import Any
 
 try:
-    from isal.igzip import IGzipFile as GzipFile
-    from isal.isal_zlib import crc32, decompressobj, error
-except ImportError:
-    from gzip import GzipFile
-    from zlib import crc32, decompressobj, error
+    from isal import igzip, isal_zlib
 
-__all__ = ["GzipFile", "crc32", "error", "inflater"]
+    library: Any = isal_zlib
+    GzipFile: Any = igzip.IGzipFile
+except ImportError:
+    library, GzipFile = zlib, gzip.GzipFile
+
+crc32: Callable[..., int] = library.crc32
+error: type[Exception] = library.error
 
 
 def inflater() -> Any:
     """Return what inflates a stream that has no header, as a member of a zip."""
-    return decompressobj(-15)
+    return library.decompressobj(-15)

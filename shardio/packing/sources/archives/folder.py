@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 from bisect import bisect_left
@@ -51,6 +52,7 @@ class ArchiveFolder(ListedFolder):
         super().__init__(path, inner, ignores)
         self._root, self._tree, self._said = path, tree, said
         self._files: _Files = {}  # that are open
+        self._next = 0  # the row behind the one that was asked for last
 
     @property
     def listed(self) -> Listed:
@@ -94,16 +96,22 @@ class ArchiveFolder(ListedFolder):
 
     def will_need(self, path: bytes, size: int) -> None:
         """Ask for a member of an archive in a store."""
+        if not self._in_store:
+            return
         row = self._row(path)
         if row is None or not size:  # reading it says so
             return
         tree = self._tree
         extent, start = tree.extents[tree.which[row]], int(tree.starts[row])
-        if isinstance(extent.location, StoredObject):
+        if isinstance(extent.location, StoredObject):  # what was unpacked is a file of ours
             if tree.ways[row] != PLAIN:
                 packed = int(tree.packed[row])
                 start, size = member_range(tree.paths[row], start, packed, extent.size)
             self._opened(extent, path).will_need(extent.start + start, size)
+
+    @functools.cached_property
+    def _in_store(self) -> bool:
+        return any(isinstance(one.location, StoredObject) for one in self._tree.extents)
 
     def unwrapped(self) -> ArchiveFolder:
         """Return the folder that it wraps, if any does: alone on top, and no image in it.
@@ -150,7 +158,10 @@ class ArchiveFolder(ListedFolder):
     def _row(self, path: bytes) -> int | None:
         """Return where a member is listed; None: nowhere."""
         paths, full = self._tree.paths, self._inner + path
-        row = bisect_left(paths, full)
+        row = self._next  # most are read in order
+        if row >= len(paths) or paths[row] != full:
+            row = bisect_left(paths, full)
+        self._next = row + 1
         if row == len(paths) or paths[row] != full:
             full = self.full(path) or b""  # of a listing, with `.` or `//` in it
             row = bisect_left(paths, full)

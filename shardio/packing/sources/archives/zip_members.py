@@ -122,8 +122,8 @@ def read_member(
     if len(data) != size:
         found = f"{len(data):,} bytes{' or more' if len(data) > size else ''}"
         raise ValueError(f"it has {found}, and its header states {size:,}")
-    if (found := deflate.crc32(data)) != checksum:
-        raise ValueError(f"its CRC-32 is {found:08x}, expected {checksum:08x}")
+    if (crc := deflate.crc32(data)) != checksum:
+        raise ValueError(f"its CRC-32 is {crc:08x}, expected {checksum:08x}")
     return data
 
 
