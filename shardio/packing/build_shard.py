@@ -133,9 +133,8 @@ def _keep_finished(work: Work, number: int, name: str) -> Built | None:
                 return None
             info = ShardInfo(name, number, shard.records, file.size, digest, shard.index_checksum)
             reencoded = Reencoded() if note is None else note.reencoded
-            if (
-                note is None and plan.options.jpeg_tiles
-            ):  # nobody knows any more why others are none
+            # Without a note, nobody knows any more why other images are no tiles.
+            if note is None and plan.options.jpeg_tiles:
                 images = (one.get("image") for one in shard.scan(0, shard.records))
                 reencoded.tiles = sum(
                     one is not None and jpeg_tiles.tiles(one) is not None for one in images

@@ -398,9 +398,8 @@ def _from_plans(
         return []  # shards are gone
     first = next(iter(found.values()))
     if run.executor is None and first.ahead is not None and first.ahead["source"].get("archives"):
-        sources.detect_kind(
-            replace(request, kind=request.kind or "imagefolder")
-        )  # once, not in each process
+        # Once here, and not in each process.
+        sources.detect_kind(replace(request, kind=request.kind or "imagefolder"))
     return work
 
 
@@ -464,7 +463,7 @@ def _listed(
     names: list[str],
     numbering: tuple[str, ...] | None,
 ) -> list[Listing]:
-    """List the splits of a source, with their classes numbered as request, and all fields."""
+    """List the splits of a source, with their classes numbered as is asked, and all fields."""
     found = sources.list_records(request)
     if numbering is not None:
         numbered = [name for name, one in found.items() if one.classes is not None]
