@@ -29,7 +29,7 @@ from .extent import Bytes, Extent, Part, check_same, extent_of
 from .inflate import Inflating, is_there
 from .member_table import DEFLATED, PLAIN
 from .tree import Tree, member, tree_of_archive, tree_of_folder
-from .zip_members import member_range, read_member
+from .zip_members import range_length, read_member
 
 _MOST_OPEN = 64  # archives of a source, in a process
 _Files = dict[tuple[int, str], tuple[Bytes, Extent]]  # by place and name
@@ -102,11 +102,10 @@ class ArchiveFolder(ListedFolder):
         if row is None or not size:  # reading it says so
             return
         tree = self._tree
-        extent, start = tree.extents[tree.which[row]], int(tree.starts[row])
+        extent, start = tree.extents[tree.which[row]], tree.starts[row]
         if isinstance(extent.location, StoredObject):  # what was unpacked is a file of ours
             if tree.ways[row] != PLAIN:
-                packed = int(tree.packed[row])
-                start, size = member_range(tree.paths[row], start, packed, extent.size)
+                size = range_length(tree.paths[row], start, tree.packed[row], extent.size)
             self._opened(extent, path).will_need(extent.start + start, size)
 
     @functools.cached_property
@@ -153,7 +152,7 @@ class ArchiveFolder(ListedFolder):
         extent, way = tree.extents[tree.which[row]], tree.ways[row]
         with contextlib.closing(extent.location.open(extent.name)) as file:
             found = member(tree, row, extent, Part(file, extent))
-        return found, way == DEFLATED, None if way == PLAIN else int(tree.checksums[row])
+        return found, way == DEFLATED, None if way == PLAIN else tree.checksums[row]
 
     def _row(self, path: bytes) -> int | None:
         """Return where a member is listed; None: nowhere."""
@@ -176,11 +175,11 @@ class ArchiveFolder(ListedFolder):
         if tree.sizes[row] != size or extent.stamp != stamp:
             raise changed(path, "its archive is another")
         file = self._opened(extent, path)
-        start = int(tree.starts[row])
+        start, way = tree.starts[row], tree.ways[row]
         try:
-            if tree.ways[row] == PLAIN:
+            if way == PLAIN:
                 return file.read(extent.start + start, size)
-            packed, way, checksum = int(tree.packed[row]), tree.ways[row], tree.checksums[row]
+            packed, checksum = tree.packed[row], tree.checksums[row]
             return read_member(Part(file, extent), full, start, packed, size, way, checksum)
         except (DamageError, ValueError) as error:
             check_same(file, extent, key_bytes(extent.name))

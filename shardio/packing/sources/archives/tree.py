@@ -42,6 +42,7 @@ class Tree(Listed):
     """All members of all archives, and where their bytes are; a column has an entry a member."""
 
     extents: list[Extent] = field(default_factory=list)
+    # Views, whose entries are ints of Python: those of numpy cost reading a member 1 us more.
     which: Any = None  # number of its extent
     starts: Any = None
     packed: Any = None
@@ -77,11 +78,11 @@ def is_plain_tar(name: bytes) -> bool:
 
 def member(table: MemberTable | Tree, row: int, extent: Extent, part: Part) -> Extent:
     """Return a member of an archive as a run of bytes, deflated or not. Raises DamageError."""
-    path, start = table.paths[row], int(table.starts[row])
+    path, start = table.paths[row], table.starts[row]
     if table.ways[row] == PLAIN:
         return extent.inside(path, start, int(table.sizes[row]))
     try:
-        return extent.inside(path, data_start(part, start), int(table.packed[row]))
+        return extent.inside(path, data_start(part, start), table.packed[row])
     except ValueError as error:
         raise DamageError(f"{extent.shown}: {printable(path)}: {error}") from None
 
@@ -312,11 +313,11 @@ class _Builder:
             sorted((name, _OUTSIDE) for one in added for name in one.table.outside),
             notes,
             extents=[one.extent for one in added],
-            which=which,
-            starts=column("starts", np.int64)[kept],
-            packed=column("packed", np.int64)[kept],
-            checksums=column("checksums", np.uint32)[kept],
-            ways=column("ways", np.uint8)[kept],
+            which=which.data,
+            starts=column("starts", np.int64)[kept].data,
+            packed=column("packed", np.int64)[kept].data,
+            checksums=column("checksums", np.uint32)[kept].data,
+            ways=column("ways", np.uint8)[kept].data,
         )
 
     def _without_twins(self, order: list[int], paths: list[bytes], which: Any) -> list[int]:

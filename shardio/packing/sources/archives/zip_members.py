@@ -29,7 +29,7 @@ _END = struct.Struct("<4s4H2LH")
 _LOCATOR = struct.Struct("<4sLQL")
 _END64 = struct.Struct("<4sQ2H2L4Q")
 _ENTRY = struct.Struct("<4s4B4H3L5H2L")
-_LOCAL = struct.Struct("<4s5H3L2H")
+_LOCAL = struct.Struct("<26x2H")
 _COMMENT = 1 << 16  # bytes at most
 _READ = 1 << 20
 _FULL, _FULL16 = 0xFFFFFFFF, 0xFFFF
@@ -106,44 +106,45 @@ def read_member(
 
     name: its path; start: of its local header.
     """
-    begin, at_hand = _data(file, *member_range(name, start, packed, file.size))
-    if (missing := begin + packed - len(at_hand)) > 0:  # its extra is longer than usual
-        at_hand += file.read(start + len(at_hand), missing)
+    found = file.read(start, range_length(name, start, packed, file.size))
+    begin = _data_begin(found, start)
+    end = begin + packed
+    if end > len(found):  # its extra is longer than usual
+        found += file.read(start + len(found), end - len(found))
     if way == STORED:
-        data = at_hand[begin : begin + packed]
+        data = found[begin:end]
     else:
         inflater = deflate.inflater()
         try:
-            data = inflater.decompress(memoryview(at_hand)[begin : begin + packed], size + 1)
+            data = inflater.decompress(memoryview(found)[begin:end], size + 1)
         except deflate.error as error:
             raise ValueError(f"its data cannot be inflated ({error})") from None
         if not inflater.eof and len(data) <= size:
             raise ValueError("its deflated data have no end")
     if len(data) != size:
-        found = f"{len(data):,} bytes{' or more' if len(data) > size else ''}"
-        raise ValueError(f"it has {found}, and its header states {size:,}")
+        shown = f"{len(data):,} bytes{' or more' if len(data) > size else ''}"
+        raise ValueError(f"it has {shown}, and its header states {size:,}")
     if (crc := deflate.crc32(data)) != checksum:
         raise ValueError(f"its CRC-32 is {crc:08x}, expected {checksum:08x}")
     return data
 
 
-def member_range(name: bytes, start: int, packed: int, end: int) -> tuple[int, int]:
-    """Return the first byte, and bytes, that `read_member` reads of a zip of `end` bytes."""
-    return start, min(_LOCAL.size + _EXTRA + len(name) + packed, end - start)
+def range_length(name: bytes, start: int, packed: int, end: int) -> int:
+    """Return how many bytes `read_member` reads at once, from `start`, of a zip of `end` bytes."""
+    return min(_LOCAL.size + _EXTRA + len(name) + packed, end - start)
 
 
 def data_start(file: Readable, start: int) -> int:
     """Return the byte of a member's data, by that of its local header. Raises ValueError."""
-    return start + _data(file, *member_range(b"", start, 0, file.size))[0]
+    return start + _data_begin(file.read(start, min(_LOCAL.size, file.size - start)), start)
 
 
-def _data(file: Readable, start: int, length: int) -> tuple[int, bytes]:
-    """Read a local header and what follows; return where its data begin in these bytes."""
-    found = file.read(start, length)
-    if not found.startswith(b"PK\3\4") or len(found) < _LOCAL.size:
+def _data_begin(found: bytes, start: int) -> int:
+    """Return where the data begin in bytes that were read from a local header on."""
+    if found[:4] != b"PK\3\4" or len(found) < _LOCAL.size:
         raise ValueError(f"there is no local header at byte {start}")
-    *_, name, extra = _LOCAL.unpack_from(found)
-    return _LOCAL.size + name + extra, found
+    name, extra = _LOCAL.unpack_from(found)
+    return int(_LOCAL.size + name + extra)
 
 
 def _directory(file: Readable, shown: str) -> tuple[int, int, int, int]:
