@@ -20,16 +20,25 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from ....errors import DamageError, SourceError, printable
 from ....formats.foreign.tar import Readable
 from . import deflate
-from .member_table import DEFLATED, STORED, Link, MemberTable, plain_path
+from .member_table import DEFLATED, STORED, Link, MemberTable, plain_path, plain_paths
 
 _END = struct.Struct("<4s4H2LH")
 _LOCATOR = struct.Struct("<4sLQL")
 _END64 = struct.Struct("<4sQ2H2L4Q")
 _ENTRY = struct.Struct("<4s4B4H3L5H2L")
+_LENGTHS = struct.Struct("<4s24x3H")  # of an entry: of its name, extra and comment
 _LOCAL = struct.Struct("<26x2H")
+_COLUMNS = np.dtype([
+    ("mark", "S4"), ("made", "u1"), ("system", "u1"), ("needed", "<u2"), ("flags", "<u2"),
+    ("method", "<u2"), ("time", "<u4"), ("checksum", "<u4"), ("packed", "<u4"), ("plain", "<u4"),
+    ("name", "<u2"), ("extra", "<u2"), ("comment", "<u2"), ("disk", "<u2"), ("internal", "<u2"),
+    ("attributes", "<u4"), ("offset", "<u4"), ("name_end", "u1"),
+])  # fmt: skip
 _COMMENT = 1 << 16  # bytes at most
 _READ = 1 << 20
 _FULL, _FULL16 = 0xFFFFFFFF, 0xFFFF
@@ -49,54 +58,121 @@ def list_zip(file: Readable, shown: str) -> MemberTable:
     table = MemberTable()
     links: list[int] = []
     seen = 0
-
-    def where() -> str:
-        return f"{shown}: byte {at}: {printable(path or name)}"
-
-    for at, fields, name, extra in _entries(file, begin, size, shown):
-        seen += 1
-        (_, _, system, _, _, flags, method, _, _, checksum, packed, plain, _, _, _, disk, _,
-         attributes, offset) = fields  # fmt: skip
-        if _FULL in (packed, plain, offset):
-            packed, plain, offset = _zip64(extra, packed, plain, offset, f"{shown}: byte {at}")
-        if system in _WINDOWS or not name.isascii():
-            name = _name(name, extra, system, utf8=bool(flags & 0x800))
-        is_folder = name[-1:] == b"/"
-        path = plain_path(name.rstrip(b"/") if is_folder else name)
-        if path is None:
-            table.outside.append(name)
-            continue
-        if is_folder and plain:
-            table.problems.append((path or b"/", "is a folder by its name, and has data"))
-            continue
-        if not path:
-            continue
-        if is_folder:
-            table.folders.add(path)
-            continue
-        if flags & 1 or method == 99:
-            raise SourceError(f"{where()} is encrypted; unpack it with its password, and pack that")
-        if disk not in (0, _FULL16):
-            raise SourceError(f"{where()} lies in another volume; join them: zip -s 0 IN --out OUT")
-        if (way := _WAYS.get(method)) is None:
-            called = _METHODS.get(method, f"method {method}")
-            raise SourceError(f"{where()} is compressed by {called}; expected stored or deflated")
-        kind = attributes >> 28 if system in (_UNIX, _MAC) else 0
-        if kind == _LINK:
-            links.append(len(table.paths))
-        elif kind not in (0, _REGULAR):
-            table.problems.append((path, "is no file, but a device or the like"))
-            continue
-        if offset + moved + _LOCAL.size + packed > file.size:
-            raise DamageError(f"{where()}: its {packed:,} bytes lie behind the end of the file")
-        table.add(path, plain, offset + moved)
-        table.packed.append(packed)
-        table.checksums.append(checksum)
-        table.ways.append(way)
+    for base, block, starts in _runs(file, begin, size, shown):
+        seen += len(starts)
+        columns = _columns(block, starts)
+        first = 0
+        for odd in [*np.flatnonzero(_are_odd(columns, file.size - moved)).tolist(), len(starts)]:
+            if not _add_files(table, columns[first:odd], block, starts[first:odd], moved):
+                for at in starts[first:odd]:
+                    _add_entry(table, links, block, at, base + at, moved, file.size, shown)
+            for at in starts[odd : odd + 1]:
+                _add_entry(table, links, block, at, base + at, moved, file.size, shown)
+            first = odd + 1
     if seen != count and (seen & _FULL16 != count or count > _FULL16):
         raise DamageError(f"{shown}: its directory has {seen:,} entries, and states {count:,}")
     _take_links(table, links, file, shown)
     return table
+
+
+def _are_odd(columns: Any, size: int) -> Any:
+    """Return which entries are looked at one by one: all but files that any tool may have written.
+
+    size: of the zip, without what was put before it.
+    """
+    kind = columns["attributes"] >> 28
+    kind[~np.isin(columns["system"], (_UNIX, _MAC))] = 0
+    stop = columns["offset"].astype(np.int64) + columns["packed"] + _LOCAL.size
+    return (
+        (columns["flags"] & 1 != 0)
+        | ~np.isin(columns["method"], list(_WAYS))
+        | ~np.isin(columns["disk"], (0, _FULL16))
+        | ~np.isin(kind, (0, _REGULAR))
+        | np.isin(columns["system"], _WINDOWS)
+        | (columns["packed"] == _FULL)
+        | (columns["plain"] == _FULL)
+        | (columns["offset"] == _FULL)
+        | (columns["name_end"] == ord("/"))
+        | (stop > size)
+    )
+
+
+def _add_files(
+    table: MemberTable, columns: Any, block: bytes, starts: list[int], moved: int
+) -> bool:
+    """Add entries that are no odd ones at once; return False, and add none, for odd names."""
+    step = _ENTRY.size
+    names = [
+        block[at + step : at + step + length]
+        for at, length in zip(starts, columns["name"].tolist(), strict=True)
+    ]
+    text = b"".join(names)
+    if not text.isascii() or b"\0" in text:
+        return False
+    paths = plain_paths(names)
+    if not all(paths):
+        return False
+    table.paths += filter(None, paths)
+    table.sizes.frombytes(columns["plain"].astype(np.int64).tobytes())
+    table.starts.frombytes((columns["offset"].astype(np.int64) + moved).tobytes())
+    table.packed.frombytes(columns["packed"].astype(np.int64).tobytes())
+    table.checksums.extend(columns["checksum"].tolist())
+    table.ways.extend([_WAYS[method] for method in columns["method"].tolist()])
+    return True
+
+
+def _add_entry(
+    table: MemberTable, links: list[int], block: bytes, i: int, at: int, moved: int, end: int,
+    shown: str,
+) -> None:  # fmt: skip
+    """Add one entry of the directory, at byte `at` of the zip and `i` of a block. end: of the zip.
+
+    Raises DamageError, SourceError.
+    """
+    (_, _, system, _, _, flags, method, _, _, checksum, packed, plain, length, extra_length, _,
+     disk, _, attributes, offset) = _ENTRY.unpack_from(block, i)  # fmt: skip
+    i += _ENTRY.size
+    name, extra = block[i : i + length], block[i + length : i + length + extra_length]
+
+    def where() -> str:
+        return f"{shown}: byte {at}: {printable(path or name)}"
+
+    if _FULL in (packed, plain, offset):
+        packed, plain, offset = _zip64(extra, packed, plain, offset, f"{shown}: byte {at}")
+    if system in _WINDOWS or not name.isascii():
+        name = _name(name, extra, system, utf8=bool(flags & 0x800))
+    is_folder = name[-1:] == b"/"
+    path = plain_path(name.rstrip(b"/") if is_folder else name)
+    if path is None:
+        table.outside.append(name)
+        return
+    if is_folder and plain:
+        table.problems.append((path or b"/", "is a folder by its name, and has data"))
+        return
+    if not path:
+        return
+    if is_folder:
+        table.folders.add(path)
+        return
+    if flags & 1 or method == 99:
+        raise SourceError(f"{where()} is encrypted; unpack it with its password, and pack that")
+    if disk not in (0, _FULL16):
+        raise SourceError(f"{where()} lies in another volume; join them: zip -s 0 IN --out OUT")
+    if (way := _WAYS.get(method)) is None:
+        called = _METHODS.get(method, f"method {method}")
+        raise SourceError(f"{where()} is compressed by {called}; expected stored or deflated")
+    kind = attributes >> 28 if system in (_UNIX, _MAC) else 0
+    if kind == _LINK:
+        links.append(len(table.paths))
+    elif kind not in (0, _REGULAR):
+        table.problems.append((path, "is no file, but a device or the like"))
+        return
+    if offset + moved + _LOCAL.size + packed > end:
+        raise DamageError(f"{where()}: its {packed:,} bytes lie behind the end of the file")
+    table.add(path, plain, offset + moved)
+    table.packed.append(packed)
+    table.checksums.append(checksum)
+    table.ways.append(way)
 
 
 def read_member(
@@ -188,30 +264,38 @@ def _directory(file: Readable, shown: str) -> tuple[int, int, int, int]:
     return offset + moved, size, count, moved
 
 
-def _entries(
+def _runs(
     file: Readable, begin: int, size: int, shown: str
-) -> Iterator[tuple[int, tuple[Any, ...], bytes, bytes]]:
-    """Yield byte, fields, name and extra of each entry of the directory."""
-    unpack, step = _ENTRY.unpack_from, _ENTRY.size
-    block, base, i = b"", begin, 0
+) -> Iterator[tuple[int, bytes, list[int]]]:
+    """Yield runs of the directory: its byte of the zip, its bytes, where entries begin in these."""
+    unpack, step = _LENGTHS.unpack_from, _ENTRY.size
     stop = begin + size
-    while base + i < stop:
-        whole = i + step <= len(block)
-        if whole:
-            fields = unpack(block, i)
-            j = i + step + fields[12]
-            end = j + fields[13] + fields[14]
-            whole = end <= len(block)
-        if not whole:
-            if i == 0 and block:
-                raise DamageError(f"{shown}: byte {base}: its directory ends within an entry")
-            base, i = base + i, 0
-            block = file.read(base, min(_READ, stop - base))
-            continue
-        if fields[0] != b"PK\1\2":
-            raise DamageError(f"{shown}: byte {base + i}: there is no entry of its directory")
-        yield base + i, fields, block[i + step : j], block[j : j + fields[13]]
-        i = end
+    while begin < stop:
+        block = file.read(begin, min(_READ, stop - begin))
+        starts, at = [], 0
+        while at + step <= len(block):
+            mark, name, extra, comment = unpack(block, at)
+            if mark != b"PK\1\2":
+                raise DamageError(f"{shown}: byte {begin + at}: there is no entry of its directory")
+            end = at + step + name + extra + comment
+            if end > len(block):
+                break
+            starts.append(at)
+            at = end
+        if not starts:
+            raise DamageError(f"{shown}: byte {begin}: its directory ends within an entry")
+        yield begin, block, starts
+        begin += at
+
+
+def _columns(block: bytes, starts: list[int]) -> Any:
+    """Return the numbers of entries as columns, with the last byte of each name."""
+    data, at = np.frombuffer(block, np.uint8), np.array(starts)
+    columns = np.zeros(len(starts), _COLUMNS)
+    numbers = columns.view(np.uint8).reshape(len(starts), -1)
+    numbers[:, : _ENTRY.size] = data[at[:, None] + np.arange(_ENTRY.size)]
+    columns["name_end"] = data[at + (_ENTRY.size - 1) + columns["name"]]
+    return columns
 
 
 def _zip64(extra: bytes, packed: int, plain: int, offset: int, where: str) -> tuple[int, int, int]:
