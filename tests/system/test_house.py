@@ -190,6 +190,36 @@ def test_the_tests_mirror_the_rooms() -> None:
             assert path.split("/")[1] in rooms | others, path
 
 
+def files_of_modules() -> dict[str, str]:
+    """Return what tests/README.md says: for a module without a test file of its name, which."""
+    text = (ROOT / "tests/README.md").read_text().split("## Modules", 1)[1]
+    found = {}
+    for modules_cell, file_cell in re.findall(r"^\| (`.+`) \| (`.+`) \|$", text, re.M):
+        for module in re.findall(r"`(.+?)`", modules_cell):
+            assert module not in found, module
+            found[module] = file_cell.split("`")[1]
+    return found
+
+
+def test_the_test_of_a_line_is_found_by_its_name() -> None:
+    """shardio/ROOM/.../x.py is tested in tests/ROOM/test_x.py, or where tests/README.md says."""
+    elsewhere = files_of_modules()
+    missing = []
+    for path in modules(ROOT, "shardio"):
+        module = path.removeprefix("shardio/").removesuffix(".py")
+        room, _, stem = module.rpartition("/")
+        if stem.startswith("__") or stem == "_version":
+            continue
+        own = (ROOT / "tests" / (room.split("/")[0] or "system") / f"test_{stem}.py").exists()
+        if module in elsewhere:
+            assert not own, f"{module} has a file of its own"
+            assert (ROOT / "tests" / elsewhere.pop(module)).exists(), module
+        elif not own:
+            missing.append(module)
+    assert not missing, "tests/README.md must say where these are tested: " + ", ".join(missing)
+    assert not elsewhere, f"tests/README.md lists modules that are not there: {list(elsewhere)}"
+
+
 OWN_LIMIT = re.compile(
     r"\btimeout=\d\d+\b|\.(?:wait|join|result)\(\d\d+\)|programs\.run\(.*limit_s=\d"
 )
