@@ -9,8 +9,11 @@ import pytest
 
 from shardio.packing import build_shard
 from shardio.packing.options import GROUPS
+from shardio.packing.pack import pack
+from shardio.packing.packed import Packed
 from shardio.packing.shard_writer import ShardWriter
-from support.trees import shards
+from support.raw_pixels import encoded, scene
+from support.trees import plant, shards
 
 
 def grouped(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,10 +44,21 @@ def die() -> None:
 
 
 def interrupted(
-    monkeypatch: pytest.MonkeyPatch, pack: Callable[..., Any], source: Path, out: Path
+    monkeypatch: pytest.MonkeyPatch, packer: Callable[..., Any], source: Path, out: Path
 ) -> None:
     """Pack, and die before the third shard."""
     on_shard(monkeypatch, 2, die)
     with pytest.raises(KeyboardInterrupt):
-        pack(source, out)
+        packer(source, out)
     assert len(shards(out)) == 2
+
+
+def png_folder(root: Path, count: int = 12, height: int = 6, width: int = 8) -> Path:
+    """Two classes of PNGs of one size; keys are of different lengths."""
+    names = [f"{'cat' if i % 3 else 'horse'}/{i}.png" for i in range(count)]
+    return plant(root, {name: encoded(scene(i, height, width)) for i, name in enumerate(names)})
+
+
+def pack_raw(source: Path, out: Path, **options: Any) -> Packed:
+    [done] = pack(source, out, **grouped({"jobs": 1, "max_records": 5, "encode": "raw"} | options))
+    return done
