@@ -10,8 +10,15 @@ from support.fault_proxy import FaultProxy, fault_proxy
 from support.object_stores import ObjectStore
 from support.packing import die, on_shard
 from support.servers import Web
+from support.trees import images, plant
 
 from shardio.storage import ranges
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A folder of 24 files in three classes."""
+    return plant(tmp_path / "src", images())
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.packing import grouped
-from support.trees import JPEG, content, images, plant, shardio, shardio_json, shards
+from support.trees import JPEG, content, plant, shardio, shardio_json, shards
 
 from shardio.dataset import sequence as sequences
 from shardio.errors import BusyError, DamageError, NotPackedError
@@ -19,11 +19,6 @@ from shardio.packing.pack import pack
 from shardio.storage import local, lock
 
 DAY = 24 * 3600
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return plant(tmp_path / "src", images())
 
 
 @pytest.fixture

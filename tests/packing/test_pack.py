@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import LIMIT_S
-from support.packing import grouped, on_shard
+from support.packing import inodes, keys, on_shard, pack_one, unlisted
 from support.trees import (
     JPEG,
     command,
@@ -48,7 +48,6 @@ from shardio.packing.gc import gc
 from shardio.packing.job import Job
 from shardio.packing.options import PackOptions, PlanOptions, SourceOptions
 from shardio.packing.pack import commit, pack
-from shardio.packing.packed import Packed
 from shardio.packing.plan import Plan, Rows, make_plan
 from shardio.packing.sources import files, imagefolder
 from shardio.packing.sources.base import Rejected, SourceRequest
@@ -57,25 +56,6 @@ from shardio.packing.verify import verify
 from shardio.packing.writer import Writer
 from shardio.storage import local, lock
 from shardio.storage.location import locate
-
-
-def pack_one(source: Path, out: Path, **options: Any) -> Packed:
-    [done] = pack(source, out, **grouped({"jobs": 1, "max_records": 4} | options))
-    return done
-
-
-def keys(out: Path) -> list[bytes]:
-    return sequences.stored(out).keys()
-
-
-def inodes(out: Path) -> dict[str, tuple[int, int]]:
-    return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in shards(out)}
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return plant(tmp_path / "src", images())
-
 
 # --- what comes out -------------------------------------------------------------------------------
 
@@ -668,15 +648,6 @@ def test_another_dataset_is_refused_and_stays(source: Path, tmp_path: Path) -> N
     with pytest.raises(ExistsError):
         pack_one(source, tmp_path / "out", seed=1, dry_run=True)
     assert content(tmp_path / "out") == before
-
-
-def unlisted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The source may not be listed: that takes minutes where it is large."""
-
-    def image_folder(*_: Any) -> Any:
-        raise AssertionError("it was listed")
-
-    monkeypatch.setattr(imagefolder, "image_folder", image_folder)
 
 
 @pytest.mark.parametrize(

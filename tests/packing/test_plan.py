@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import forging
+from support import forging, packing
 from support.object_stores import ObjectStore
 from support.packing import die, grouped
 from support.trees import (
@@ -41,7 +41,7 @@ from shardio.errors import (
     SourceError,
 )
 from shardio.formats.sample import pack_columns, unpack_columns
-from shardio.packing import gc, job, journal, sources
+from shardio.packing import gc, job, journal
 from shardio.packing.packed import Packed
 from shardio.storage import lock
 
@@ -49,18 +49,9 @@ PLANNED = {"max_records": 4}
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return plant(tmp_path / "src", images())
-
-
-@pytest.fixture
 def unlisted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From its call on, no source may be listed."""
-
-    def refuse(*_: object) -> Any:
-        raise AssertionError("the source was listed")
-
-    return lambda: monkeypatch.setattr(sources, "list_records", refuse)
+    return lambda: packing.unlisted(monkeypatch)
 
 
 def plan(source: Path | str, out: Path, **options: Any) -> list[Packed]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shardio.packing import build_shard
+from shardio.dataset import sequence as sequences
+from shardio.packing import build_shard, sources
 from shardio.packing.options import GROUPS
 from shardio.packing.pack import pack
 from shardio.packing.packed import Packed
@@ -24,6 +25,28 @@ def grouped(flat: Mapping[str, Any]) -> dict[str, Any]:
         if given:
             found[group] = kind(**given)
     return found
+
+
+def pack_one(source: Path, out: Path, **options: Any) -> Packed:
+    [done] = pack(source, out, **grouped({"jobs": 1, "max_records": 4} | options))
+    return done
+
+
+def keys(out: Path) -> list[bytes]:
+    return sequences.stored(out).keys()
+
+
+def inodes(out: Path) -> dict[str, tuple[int, int]]:
+    return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in shards(out)}
+
+
+def unlisted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse to list a source: that takes minutes where it is large."""
+
+    def refuse(*_: object) -> Any:
+        raise AssertionError("the source was listed")
+
+    monkeypatch.setattr(sources, "list_records", refuse)
 
 
 def on_shard(monkeypatch: pytest.MonkeyPatch, number: int, do: Callable[[], Any]) -> None:
@@ -60,5 +83,4 @@ def png_folder(root: Path, count: int = 12, height: int = 6, width: int = 8) -> 
 
 
 def pack_raw(source: Path, out: Path, **options: Any) -> Packed:
-    [done] = pack(source, out, **grouped({"jobs": 1, "max_records": 5, "encode": "raw"} | options))
-    return done
+    return pack_one(source, out, **({"max_records": 5, "encode": "raw"} | options))
