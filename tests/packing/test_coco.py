@@ -5,23 +5,26 @@ import math
 import os
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import sources
 from support.conformance import FileSourceConformance
-from support.packing import grouped, interrupted
+from support.packing import interrupted
+from support.sources import kind_of, records
 from support.trees import JPEG, content, noise, picture, plant, shardio, shardio_json
 
 from shardio import RandomResizedCrop, ShardDataset
 from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, ShardioError, SourceChangedError, SourceError
-from shardio.packing import sources
 from shardio.packing.options import SourceOptions
 from shardio.packing.pack import pack
-from shardio.packing.packed import Packed
-from shardio.packing.sources.base import Listing, SourceRequest
 from shardio.packing.unpack import unpack
+
+listing = partial(sources.listing, expected="coco")
+pack_one = partial(sources.pack_one, max_records=3)
 
 FILE = "annotations/instances_train2017.json"
 
@@ -64,27 +67,6 @@ def coco(root: Path, count: int = 12, folder: str = "train2017") -> Path:
     """A data set of COCO's; the path of its file."""
     plant(root, {f"{folder}/{i:012d}.jpg": noise(f"{i}", 300 + i) for i in range(count)})
     return write(root, described(count))
-
-
-def listing(path: Path, **wanted: Any) -> Listing:
-    asked = sources.detect_kind(SourceRequest(os.fsencode(path), **wanted))
-    assert asked.kind == "coco"
-    found = sources.list_records(asked)
-    assert list(found) == [""]
-    return found[""]
-
-
-def records(found: Listing) -> dict[bytes, dict[str, Any]]:
-    numbers = range(len(found.keys)) if found.places is None else found.places.tolist()
-    with found.source.open() as read:
-        samples = [read(place) for place in numbers]
-    assert [one["__key__"] for one in samples] == found.keys
-    return {one.pop("__key__"): one for one in samples}
-
-
-def pack_one(source: Path, out: Path, **options: Any) -> Packed:
-    [done] = pack(source, out, **grouped({"jobs": 1, "max_records": 3} | options))
-    return done
 
 
 # --- what a record is -----------------------------------------------------------------------------
@@ -204,9 +186,7 @@ def test_a_folder_of_it_is_refused_with_the_files_to_give(tmp_path: Path, given:
         for name in ("instances_train2017.json", "captions_val2017.json"):
             assert f"annotations/{name}" in str(caught.value)
     plant(tmp_path / "images", {"annotations/x.jpg": JPEG, "annotations/y.json": b"{}"})
-    assert (
-        sources.detect_kind(SourceRequest(os.fsencode(tmp_path / "images"))).kind == "imagefolder"
-    )
+    assert kind_of(tmp_path / "images") == "imagefolder"
 
 
 # --- what is wrong --------------------------------------------------------------------------------

@@ -5,17 +5,20 @@ import json
 import os
 import tarfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support import packing
+from support import sources
 from support.conformance import FileSourceConformance
 from support.packing import interrupted
+from support.sources import kind_of
 from support.trees import (
     JPEG,
     content,
+    grouped_files,
     images,
     noise,
     picture,
@@ -26,54 +29,25 @@ from support.trees import (
 
 from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, SourceChangedError, SourceError
-from shardio.packing import sources
 from shardio.packing.index import index
-from shardio.packing.pack import pack
-from shardio.packing.packed import Packed
-from shardio.packing.sources.base import Listing, SourceRequest
+from shardio.packing.sources.base import Listing
 from shardio.packing.unpack import unpack
+
+listings = partial(sources.listings, kind="files")
+listing = partial(sources.listing, kind="files")
+pack_one = partial(sources.pack_one, max_records=3)
+
+
+def records(found: Listing) -> dict[bytes, dict[str, Any]]:
+    by_key = sources.records(found)
+    assert all(one.keys() == dict(found.fields).keys() for one in by_key.values())
+    return by_key
 
 
 def npy(array: Any, **options: Any) -> bytes:
     out = io.BytesIO()
     np.save(out, array, **options)
     return out.getvalue()
-
-
-def grouped(count: int = 12) -> dict[str | bytes, bytes | None]:
-    tree: dict[str | bytes, bytes | None] = {}
-    for i in range(count):
-        tree[f"{i:03d}.jpg"] = noise(f"{i}", 300 + i)
-        tree[f"{i:03d}.txt"] = f"caption {i}".encode()
-        tree[f"{i:03d}.cls"] = b"%d\n" % (i % 3)
-    return tree
-
-
-def told(root: Path, **wanted: Any) -> str | None:
-    return sources.detect_kind(SourceRequest(os.fsencode(root), **wanted)).kind
-
-
-def listings(root: Path, **wanted: Any) -> dict[str, Listing]:
-    return sources.list_records(SourceRequest(os.fsencode(root), **{"kind": "files"} | wanted))
-
-
-def listing(root: Path, **wanted: Any) -> Listing:
-    found = listings(root, **wanted)
-    assert list(found) == [""]
-    return found[""]
-
-
-def records(found: Listing) -> dict[bytes, dict[str, Any]]:
-    with found.source.open() as read:
-        samples = [read(place) for place in range(len(found.keys))]
-    assert [one["__key__"] for one in samples] == found.keys
-    assert all({*one} == {"__key__", *dict(found.fields)} for one in samples)
-    return {one.pop("__key__"): one for one in samples}
-
-
-def pack_one(source: Path, out: Path, **options: Any) -> Packed:
-    [done] = pack(source, out, **packing.grouped({"jobs": 1, "max_records": 3} | options))
-    return done
 
 
 # --- what a record is -----------------------------------------------------------------------------
@@ -179,15 +153,15 @@ def test_a_record_without_an_image_is_packed_and_noted(tmp_path: Path) -> None:
 
 
 def test_hidden_files_are_ignored_and_counted(tmp_path: Path) -> None:
-    found = listing(plant(tmp_path, grouped(2) | {".DS_Store": b"?", "x/Thumbs.db": b"?"}))
+    found = listing(plant(tmp_path, grouped_files(2) | {".DS_Store": b"?", "x/Thumbs.db": b"?"}))
     assert (len(found.keys), found.ignored, found.problems) == (2, 2, [])
 
 
 def test_splits_are_datasets_with_the_same_names_of_fields(tmp_path: Path) -> None:
-    tree = {f"train/{key}": data for key, data in grouped(3).items()}
+    tree = {f"train/{key}": data for key, data in grouped_files(3).items()}
     tree |= {"train/000.png": picture(8, 8, "PNG"), "val/x.jpg": JPEG, "val/x.json": b"[1]"}
     root = plant(tmp_path, tree)
-    assert told(root) == "files"
+    assert kind_of(root) == "files"
     found = listings(root)
     assert {name: one.keys for name, one in found.items()} == {
         "train": [b"000", b"001", b"002"],
@@ -199,7 +173,11 @@ def test_splits_are_datasets_with_the_same_names_of_fields(tmp_path: Path) -> No
 
 def test_unpacking_gives_the_files_back(tmp_path: Path) -> None:
     array = npy(np.arange(4, dtype="<i4"))
-    tree = grouped(3) | {"a/000.jpg": JPEG, "a/b.png": picture(8, 8, "PNG"), "a/b.seg.png": JPEG}
+    tree = grouped_files(3) | {
+        "a/000.jpg": JPEG,
+        "a/b.png": picture(8, 8, "PNG"),
+        "a/b.seg.png": JPEG,
+    }
     tree |= {"a/b.cls": b"5\n", "a/b.json": b'{"a":[1.5]}', "a/b.npy": array, "a/b.bin": b"\0"}
     pack_one(plant(tmp_path / "src", tree), tmp_path / "out")
     unpack(tmp_path / "out", tmp_path / "back")
@@ -216,7 +194,7 @@ def test_unpacking_gives_the_files_back(tmp_path: Path) -> None:
 
 
 def test_what_the_listing_shows_to_be_wrong_leaves_out_the_record(tmp_path: Path) -> None:
-    tree = grouped(9) | {"001.jpg": b"", "002.JPG": JPEG, "003.bad\n": b"?", "004.cls": b""}
+    tree = grouped_files(9) | {"001.jpg": b"", "002.JPG": JPEG, "003.bad\n": b"?", "004.cls": b""}
     root = plant(tmp_path, tree | {b"005.\xff": b"?", "006.__key__": b"?", "LICENSE": b"?"})
     (root / "007.json").symlink_to("nowhere")
     plant(root, {"008.txt": b"", "008.bin": b""})  # a text, and bytes, of none
@@ -246,7 +224,7 @@ BAD: Mapping[str, bytes] = {
 
 
 def test_what_does_not_decode_is_left_out_by_the_name_of_the_file(tmp_path: Path) -> None:
-    source = plant(tmp_path / "src", grouped(4))
+    source = plant(tmp_path / "src", grouped_files(4))
     plant(source, {f"bad-{ending}.{ending}": data for ending, data in BAD.items()})
     names = [os.fsdecode(key) for key in listing(source).keys if key.startswith(b"bad")]
     done = pack_one(source, tmp_path / "out", on_error="skip")
@@ -259,7 +237,7 @@ def test_what_does_not_decode_is_left_out_by_the_name_of_the_file(tmp_path: Path
 
 
 def test_json_that_no_record_holds_is_left_out(tmp_path: Path) -> None:
-    source = plant(tmp_path / "src", grouped(2))
+    source = plant(tmp_path / "src", grouped_files(2))
     plant(source, {"big.json": b'"' + b"x" * (1 << 20) + b'"', "far.json": b"9" * 30})
     plant(source, {"odd.json": b'"\\ud800"'})
     done = pack_one(source, tmp_path / "out", on_error="skip")
@@ -274,7 +252,7 @@ def test_too_many_endings_are_an_error_that_says_where_they_begin(tmp_path: Path
 
 @pytest.mark.parametrize("option", ["where", "root", "classes"])
 def test_options_for_other_sources_are_refused(tmp_path: Path, option: str) -> None:
-    source = plant(tmp_path / "src", grouped(2))
+    source = plant(tmp_path / "src", grouped_files(2))
     pack_one(plant(tmp_path / "images", images()), tmp_path / "other")
     given = {"where": {"label": 1}, "root": tmp_path, "classes": tmp_path / "other"}[option]
     with pytest.raises(OptionError):
@@ -288,7 +266,7 @@ class TestGrouped(FileSourceConformance):
     KIND = "files"
 
     def make(self, root: Path) -> Path:
-        return plant(root, grouped())
+        return plant(root, grouped_files())
 
     def file(self, path: Path) -> Path:
         return path / "000.txt"
@@ -298,7 +276,7 @@ class TestGrouped(FileSourceConformance):
 def test_a_changed_file_of_a_record_is_another_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    source = plant(tmp_path / "src", grouped())
+    source = plant(tmp_path / "src", grouped_files())
     os.utime(source / "003.cls", ns=(5, 5))
     interrupted(monkeypatch, pack_one, source, tmp_path / "out")
     if change == "content":  # of as many bytes in all
@@ -318,83 +296,12 @@ def test_a_changed_file_of_a_record_is_another_plan(
 
 
 def test_which_files_records_have_is_in_the_id(tmp_path: Path) -> None:
-    tree = grouped(3) | {"000.a": b"x", "001.b": b"x"}
+    tree = grouped_files(3) | {"000.a": b"x", "001.b": b"x"}
     ids = []
     for name, more in (("one", {"002.a": b"x"}), ("two", {"002.b": b"x"})):
         pack_one(plant(tmp_path / name, tree | more), tmp_path / f"{name}.out")
         ids.append(shardio_json("info", tmp_path / f"{name}.out")["dataset_id"])
     assert ids[0] != ids[1]
-
-
-# --- told from a folder of images -----------------------------------------------------------------
-
-
-def test_images_with_files_beside_them_and_no_class_folders_are_grouped(tmp_path: Path) -> None:
-    assert told(plant(tmp_path / "a", grouped(2))) == "files"
-    assert told(plant(tmp_path / "b", grouped(2) | {"deep/x.jpg": JPEG})) == "files"
-    one = {f"{i}.jpg": JPEG for i in range(99)}
-    assert told(plant(tmp_path / "c", one | {"7.Json": b"{}"})) == "files"
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        {"notes.txt": b"of no image"},
-        {".000.txt": b"hidden"},
-        {"000.xml": b"of a kind that is not known"},
-        {".a.jpg": JPEG, ".b.txt": b"hidden"},
-        {"000.txt/x.jpg": JPEG},  # a folder
-    ],
-)
-@pytest.mark.parametrize("top", ["", "train/"])
-def test_other_files_do_not_make_records_of_several(
-    tmp_path: Path, more: dict[str, bytes], top: str
-) -> None:
-    tree = {"000.jpg": JPEG, "001.jpg": JPEG} | more
-    assert told(plant(tmp_path, {top + key: data for key, data in tree.items()})) == "imagefolder"
-
-
-def classes(each: int, beside: int) -> dict[str | bytes, bytes | None]:
-    tree = images(2, each)
-    return tree | {f"class1/{i:03d}.txt": b"caption" for i in range(beside)}
-
-
-def test_class_folders_with_as_many_files_beside_images_cannot_be_told(tmp_path: Path) -> None:
-    source = plant(tmp_path / "src", classes(4, 4))
-    with pytest.raises(OptionError, match=r"4 of 8 images") as caught:
-        pack_one(source, tmp_path / "out")
-    assert "--from imagefolder" in str(caught.value) and "--from files" in str(caught.value)
-    assert "class1/000.jpg and class1/000.txt" in str(caught.value)
-    assert not (tmp_path / "out").exists()
-    assert shardio("pack", source, tmp_path / "out", code=2).stdout == ""
-    done = pack_one(source, tmp_path / "files", kind="files")
-    assert (done.source, done.records, done.classes) == ("files", 8, None)
-    done = pack_one(source, tmp_path / "images", kind="imagefolder", on_error="skip")
-    assert (done.source, done.records, done.classes) == ("imagefolder", 8, 2)
-    with pytest.raises(OptionError, match="cannot be told"):  # in splits too
-        pack(
-            plant(tmp_path / "s", {f"train/{k}": d for k, d in classes(4, 4).items()}),
-            tmp_path / "o",
-        )
-
-
-def test_class_folders_with_fewer_are_images_and_the_problems_say_what_to_do(
-    tmp_path: Path,
-) -> None:
-    source = plant(tmp_path / "src", classes(4, 3) | {"class0/other.txt": b"alone"})
-    with pytest.raises(SourceError, match="4 files") as caught:
-        pack_one(source, tmp_path / "out")
-    lines = str(caught.value).splitlines()
-    assert all(("--from files" in line) == ("class1" in line) for line in lines if ".txt" in line)
-
-
-def test_a_plain_folder_is_packed_as_if_asked_for(tmp_path: Path) -> None:
-    source = plant(tmp_path / "src", images())
-    assert told(source) == "imagefolder"
-    pack_one(source, tmp_path / "told")
-    pack_one(source, tmp_path / "asked", kind="imagefolder")
-    assert content(tmp_path / "told") == content(tmp_path / "asked")
 
 
 # --- from end to end ------------------------------------------------------------------------------
@@ -403,7 +310,7 @@ def test_a_plain_folder_is_packed_as_if_asked_for(tmp_path: Path) -> None:
 def test_the_command_line_and_training(tmp_path: Path) -> None:
     from shardio import ShardDataset
 
-    tree = grouped(40) | {f"{i:03d}.jpg": picture(8 + i, 8) for i in range(40)}
+    tree = grouped_files(40) | {f"{i:03d}.jpg": picture(8 + i, 8) for i in range(40)}
     source = plant(tmp_path / "src", tree | {f"{i:03d}.json": b'{"i": %d}' % i for i in range(40)})
     out = tmp_path / "out"
     done = shardio("pack", source, out, "--max-records", "9")

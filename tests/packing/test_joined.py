@@ -1,57 +1,26 @@
 """Tables and lists beside images: what they say comes into the records, and into the right ones."""
 
 import gzip
-import io
 import json
 import os
-import tarfile
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 from support.archives import tar, zipped
 from support.conformance import FileSourceConformance
+from support.labels import CLASSES, FLAT, NAMES, NUMBERS, column, lines, pack_records, write
 from support.packing import grouped, interrupted
+from support.sources import listing
 from support.trees import content, noise, picture, plant, shardio
 
 import shardio as package
 from shardio.errors import OptionError, SourceChangedError, SourceError
-from shardio.packing import sources
 from shardio.packing.options import Joins
 from shardio.packing.pack import commit, pack, plan
-from shardio.packing.sources.base import Listing, SourceRequest
+from shardio.packing.sources.base import Listing
 from shardio.packing.unpack import unpack
-
-NAMES = [f"{i:03d}" for i in range(12)]
-FLAT = {f"{name}.jpg": noise(name, 200) for name in NAMES}
-CLASSES = {f"{'ab'[i % 2]}/{name}.jpg": noise(name, 200) for i, name in enumerate(NAMES)}
-
-
-def write(path: Path, text: str) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return str(path)
-
-
-def pack_all(source: Path | str, out: Path, **options: Any) -> dict[str, dict[str, dict[str, Any]]]:
-    """The records of each split, by their keys."""
-    done = pack(source, out, **grouped({"jobs": 1, "max_records": 5} | options))
-    found = {}
-    for one in done:
-        dataset = package.ShardDataset(one.out, shuffle=False, decode=None)
-        found[one.split] = {sample["__key__"]: sample for sample in dataset}
-    return found
-
-
-def column(records: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
-    found = {key.rpartition("/")[2][:3]: one[name] for key, one in records.items()}
-    return dict(sorted(found.items()))
-
-
-NUMBERS = {name: i % 5 for i, name in enumerate(NAMES)}
 
 
 class TestImagesWithATable(FileSourceConformance):
@@ -68,8 +37,7 @@ class TestImagesWithATable(FileSourceConformance):
 
     def listing(self, path: Path) -> Listing:
         joins = Joins((str(path.parent / "labels.csv"),))
-        request = sources.detect_kind(SourceRequest(os.fsencode(path), joins=joins))
-        return sources.list_records(request)[""]
+        return listing(path, joins=joins)
 
     def file(self, path: Path) -> Path:
         return path / "000.jpg"
@@ -79,38 +47,18 @@ class TestImagesWithATable(FileSourceConformance):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "path,label\n" + "".join(f"{n}.jpg,{v}\n" for n, v in NUMBERS.items()),
-        "id,label\n" + "".join(f"{n},{v}\n" for n, v in NUMBERS.items()),
-        "label;id\n".replace(";", ",") + "".join(f"{v},./{n}.jpg\n" for n, v in NUMBERS.items()),
-        "path,label\n" + "".join(f"train/of/mine/{n}.jpg,{v}\n" for n, v in NUMBERS.items()),
-        "path,label\n" + "".join(f"/{n}.png,{v}\n" for n, v in NUMBERS.items()),
-        "path,label\r\n" + "".join(f'"{n}",{v}\r\n' for n, v in reversed(NUMBERS.items())),
-    ],
-    ids=["name", "stem", "dotted", "longer path", "another ending", "quoted"],
-)
-def test_rows_name_images_in_many_ways(tmp_path: Path, text: str) -> None:
-    plant(tmp_path / "in", FLAT)
-    table = write(tmp_path / "labels.csv", text)
-    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table)[""]
-    assert column(found, "label") == NUMBERS
-    assert {key: one["image"] for key, one in found.items()} == FLAT
-
-
-@pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("l.txt", "".join(f"{n}.jpg {v}\n" for n, v in NUMBERS.items())),
-        ("l.txt", "".join(f"{n}.jpg    {v}  \n" for n, v in NUMBERS.items())),
-        ("l.lst", "".join(f"{n}.jpg\t{v}\n" for n, v in NUMBERS.items())),
-        ("l", "".join(f"{n}.jpg,{v}\n" for n, v in NUMBERS.items())),
-        ("l.txt", "# a comment\n#another\n" + "".join(f"{n} {v}\n" for n, v in NUMBERS.items())),
-        ("l.txt", "image label\n" + "".join(f"{n}.jpg {v}\n" for n, v in NUMBERS.items())),
-        ("l.txt", "12\nlabel\n" + "".join(f"{n}.jpg {v}\n" for n, v in NUMBERS.items())),
-        ("l.tsv:id,label", "".join(f"{n}\t{v}\n" for n, v in NUMBERS.items())),
-        ("l.csv:label,id", "".join(f"{v},{n}\n" for n, v in NUMBERS.items())),
-        ("l.txt:id,label", "".join(f"{n} {v}\n" for n, v in NUMBERS.items())),
+        ("l.txt", lines("{0}.jpg {1}\n")),
+        ("l.txt", lines("{0}.jpg    {1}  \n")),
+        ("l.lst", lines("{0}.jpg\t{1}\n")),
+        ("l", lines("{0}.jpg,{1}\n")),
+        ("l.txt", "# a comment\n#another\n" + lines("{0} {1}\n")),
+        ("l.txt", "image label\n" + lines("{0}.jpg {1}\n")),
+        ("l.txt", "12\nlabel\n" + lines("{0}.jpg {1}\n")),
+        ("l.tsv:id,label", lines("{0}\t{1}\n")),
+        ("l.csv:label,id", lines("{1},{0}\n")),
+        ("l.txt:id,label", lines("{0} {1}\n")),
         ("l.txt:#,label", "".join(f"{v}\n" for v in NUMBERS.values())),
     ],
     ids=["blanks", "many blanks", "tabs", "commas", "comments", "words over numbers",
@@ -120,7 +68,10 @@ def test_plain_tables(tmp_path: Path, name: str, text: str) -> None:
     plant(tmp_path / "in", FLAT)
     file, colon, columns = name.partition(":")
     table = write(tmp_path / file, text) + colon + columns
-    assert column(pack_all(tmp_path / "in", tmp_path / "out", tables=table)[""], "label") == NUMBERS
+    assert (
+        column(pack_records(tmp_path / "in", tmp_path / "out", tables=table)[""], "label")
+        == NUMBERS
+    )
 
 
 def test_tables_are_joined_by_columns_of_one_name(tmp_path: Path) -> None:
@@ -134,7 +85,7 @@ def test_tables_are_joined_by_columns_of_one_name(tmp_path: Path) -> None:
         write(tmp_path / "images.txt", "".join(f"{i + 1} {k}\n" for i, k in enumerate(CLASSES)))
         + ":id,path",
     ]
-    found = pack_all(tmp_path / "in", tmp_path / "out", tables=tables)[""]
+    found = pack_records(tmp_path / "in", tmp_path / "out", tables=tables)[""]
     assert column(found, "n") == {name: i % 2 + 1 for i, name in enumerate(NAMES)}
     assert column(found, "label") == {name: i % 2 for i, name in enumerate(NAMES)}
     dataset = package.open(tmp_path / "out")
@@ -144,10 +95,10 @@ def test_tables_are_joined_by_columns_of_one_name(tmp_path: Path) -> None:
 def test_numbers_of_lines_are_a_column(tmp_path: Path) -> None:
     plant(tmp_path / "in", FLAT)
     tables = [
-        write(tmp_path / "labels.txt", "".join(f"{n} {v}\n" for n, v in NUMBERS.items())) + ":id,n",
+        write(tmp_path / "labels.txt", lines("{0} {1}\n")) + ":id,n",
         write(tmp_path / "names.txt", "ant\nbee\ncat\ndog\neel\n") + ":n#0,label",
     ]
-    pack_all(tmp_path / "in", tmp_path / "out", tables=tables)
+    pack_records(tmp_path / "in", tmp_path / "out", tables=tables)
     dataset = package.ShardDataset(tmp_path / "out", shuffle=False, decode=None)
     names = ["ant", "bee", "cat", "dog", "eel"]
     for one in dataset:
@@ -160,35 +111,37 @@ def test_one_hot_columns_are_a_label(tmp_path: Path) -> None:
     text = "image,age,MEL,NV,BCC,AKIEC,BKL\n"
     text += "".join(",".join(map(str, [row[0], 7, *row[1:]])) + "\n" for row in rows)
     table = write(tmp_path / "labels.csv", text)
-    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table, fields={"label": "MEL..BKL"})[
-        ""
-    ]
+    found = pack_records(
+        tmp_path / "in", tmp_path / "out", tables=table, fields={"label": "MEL..BKL"}
+    )[""]
     assert column(found, "label") == NUMBERS
     assert set(found["000.jpg"]) == {"__key__", "image", "label", "age"}
     assert list(package.open(tmp_path / "out").classes) == ["MEL", "NV", "BCC", "AKIEC", "BKL"]
     write(tmp_path / "labels.csv", text.replace("000,7,1.0", "000,7,0.0"))
     with pytest.raises(SourceError, match=r"000.jpg: has no single 1 in the columns MEL\.\.BKL"):
-        pack_all(tmp_path / "in", tmp_path / "two", tables=table, fields={"label": "MEL..BKL"})
+        pack_records(tmp_path / "in", tmp_path / "two", tables=table, fields={"label": "MEL..BKL"})
 
 
 def test_first_label_is_subtracted(tmp_path: Path) -> None:
     plant(tmp_path / "in", FLAT)
     table = write(tmp_path / "l.txt", "".join(f"{n} {v + 1}\n" for n, v in NUMBERS.items()))
-    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table, first_label=1)[""]
+    found = pack_records(tmp_path / "in", tmp_path / "out", tables=table, first_label=1)[""]
     assert column(found, "label") == NUMBERS
     with pytest.raises(OptionError, match=r"expected integers from 2 on .* found 1"):
-        pack_all(tmp_path / "in", tmp_path / "two", tables=table, first_label=2)
+        pack_records(tmp_path / "in", tmp_path / "two", tables=table, first_label=2)
 
 
 def test_a_pattern_finds_the_class_in_a_column(tmp_path: Path) -> None:
     """The way of Kaggle's ImageNet: class and boxes are in one cell."""
     plant(tmp_path / "in", FLAT)
-    rows = "".join(f"{n},n{v} 1 2 3 4 n{v} 5 6 7 8\n" for n, v in NUMBERS.items())
+    rows = lines("{0},n{1} 1 2 3 4 n{1} 5 6 7 8\n")
     table = write(tmp_path / "l.csv", "ImageId,PredictionString\n" + rows)
     options = {"tables": table, "fields": {"label": "PredictionString"}, "label": r"^(\S+)"}
-    assert column(pack_all(tmp_path / "in", tmp_path / "out", **options)[""], "label") == NUMBERS
+    assert (
+        column(pack_records(tmp_path / "in", tmp_path / "out", **options)[""], "label") == NUMBERS
+    )
     with pytest.raises(SourceError, match=r"--label .* finds no class in its 'PredictionString'"):
-        pack_all(tmp_path / "in", tmp_path / "two", **options | {"label": "(x)"})
+        pack_records(tmp_path / "in", tmp_path / "two", **options | {"label": "(x)"})
 
 
 def test_class_folders_stay_the_label_without_another_one(tmp_path: Path) -> None:
@@ -196,15 +149,15 @@ def test_class_folders_stay_the_label_without_another_one(tmp_path: Path) -> Non
     table = write(
         tmp_path / "boxes.txt", "".join(f"{n} {i} {i} 3 4\n" for i, n in enumerate(NAMES))
     )
-    found = pack_all(tmp_path / "in", tmp_path / "out", tables=f"{table}:id,x,y,w,h")[""]
+    found = pack_records(tmp_path / "in", tmp_path / "out", tables=f"{table}:id,x,y,w,h")[""]
     assert column(found, "label") == {name: i % 2 for i, name in enumerate(NAMES)}
     assert column(found, "y") == {name: i for i, name in enumerate(NAMES)}
 
 
 def test_images_are_selected_by_columns(tmp_path: Path) -> None:
     plant(tmp_path / "in", CLASSES)
-    table = write(tmp_path / "l.csv", "id,n\n" + "".join(f"{n},{v}\n" for n, v in NUMBERS.items()))
-    found = pack_all(
+    table = write(tmp_path / "l.csv", "id,n\n" + lines("{0},{1}\n"))
+    found = pack_records(
         tmp_path / "in", tmp_path / "out", tables=table, where={"n": [1, 2], "label": "b"}
     )[""]
     assert list(column(found, "n").items()) == [("001", 1), ("007", 2), ("011", 1)]
@@ -217,14 +170,14 @@ def test_an_image_without_a_row_is_a_problem(tmp_path: Path) -> None:
     plant(tmp_path / "in", FLAT)
     table = write(tmp_path / "l.txt", "".join(f"{n} {v}\n" for n, v in [*NUMBERS.items()][1:]))
     with pytest.raises(SourceError, match=r"1 file.*\n  000.jpg: .*l\.txt has no row for it"):
-        pack_all(tmp_path / "in", tmp_path / "out", tables=table)
-    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table, on_error="skip")[""]
+        pack_records(tmp_path / "in", tmp_path / "out", tables=table)
+    found = pack_records(tmp_path / "in", tmp_path / "out", tables=table, on_error="skip")[""]
     assert column(found, "label") == {n: v for n, v in NUMBERS.items() if n != "000"}
 
 
 def test_rows_of_no_image_are_noted(tmp_path: Path) -> None:
     plant(tmp_path / "in", FLAT)
-    write(tmp_path / "l.txt", "".join(f"{n} {v}\n" for n, v in NUMBERS.items()) + "999 1\n")
+    write(tmp_path / "l.txt", lines("{0} {1}\n") + "999 1\n")
     result = shardio("pack", tmp_path / "in", tmp_path / "out", "--table", tmp_path / "l.txt")
     assert "1 row of no image, as 999" in result.stdout
 
@@ -250,7 +203,9 @@ def test_tables_that_cannot_be_joined(
     if text is not None:
         write(tmp_path / file, text)
     with pytest.raises((SourceError, OptionError), match=why):
-        pack_all(tmp_path / "in", tmp_path / "out", tables=str(tmp_path / file) + colon + columns)
+        pack_records(
+            tmp_path / "in", tmp_path / "out", tables=str(tmp_path / file) + colon + columns
+        )
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
@@ -258,54 +213,12 @@ def test_a_table_in_the_order_of_images_must_be_said_to_be_so(tmp_path: Path) ->
     plant(tmp_path / "in", FLAT)
     table = write(tmp_path / "truth.txt", "".join(f"{v + 490}\n" for v in NUMBERS.values()))
     with pytest.raises(SourceError, match=r"has 12 rows, as many .* FILE:#,label"):
-        pack_all(tmp_path / "in", tmp_path / "out", tables=table)
-
-
-def test_images_of_one_name_are_not_taken_for_each_other(tmp_path: Path) -> None:
-    plant(tmp_path / "in", {"a/1.jpg": noise("x", 9), "b/1.jpg": noise("y", 9)})
-    by_name = write(tmp_path / "l.txt", "1.jpg 5\n")
-    with pytest.raises(SourceError, match=r"several images are called 1.jpg.* a/1.jpg and b/1.jpg"):
-        pack_all(tmp_path / "in", tmp_path / "out", tables=f"{by_name}:p,n")
-    by_path = write(tmp_path / "l.txt", "/b/1.jpg 6\n/a/1.jpg 5\n")
-    found = pack_all(tmp_path / "in", tmp_path / "out", tables=f"{by_path}:p,n")[""]
-    assert {key: one["n"] for key, one in found.items()} == {"a/1.jpg": 5, "b/1.jpg": 6}
-
-
-def test_a_file_that_is_no_image_does_not_take_the_name_of_one(tmp_path: Path) -> None:
-    """As of Oxford's pets: files of MATLAB lie among the images."""
-    others = {"000.a": b"MATLAB 5.0", "001.mat": b"MATLAB 5.0"}  # before it, and behind it
-    source = plant(tmp_path / "images", FLAT | others)
-    table = write(tmp_path / "t.csv", "id,n\n" + "".join(f"{n},{i}\n" for n, i in NUMBERS.items()))
-    found = pack_all(source, tmp_path / "out", tables=[table], on_error="skip")
-    assert column(found[""], "n") == NUMBERS
-
-
-def test_rows_of_other_folders_are_of_other_images(tmp_path: Path) -> None:
-    """Where both have folders, these must be the same; else one is told what was not compared."""
-    plant(tmp_path / "in", {f"train/{n}.jpg": noise(n, 50) for n in NAMES})
-    rows = "path,n\n" + "".join(f"val/{n}.jpg,{v}\n" for n, v in NUMBERS.items())
-    table = write(tmp_path / "l.csv", rows)
-    with pytest.raises(SourceError, match=r"no column of it names images, such as train/000.jpg"):
-        pack_all(tmp_path / "in", tmp_path / "out", tables=table, splits=False)
-    with pytest.raises(SourceError, match="names no images"):
-        pack_all(tmp_path / "in", tmp_path / "out", split_files={"x": table}, splits=False)
-    options = {"tables": [Path(table)], "fields": {"image": "path"}, "splits": False}
-    found = pack_all(tmp_path / "in", tmp_path / "out", **options)[""]
-    assert column(found, "n") == NUMBERS
-    [done] = pack(tmp_path / "in/train", tmp_path / "flat", **grouped({"tables": [table]}))
-    assert "the folders before, as in val/000.jpg, are not compared" in "".join(done.notes)
-
-
-def test_an_archive_is_no_table(tmp_path: Path) -> None:
-    plant(tmp_path / "in", FLAT)
-    (tmp_path / "l.zip").write_bytes(zipped({"l.csv": b"id,n\n"}))
-    with pytest.raises(SourceError, match=r"l.zip: .*archive; give the path of a file in it"):
-        pack_all(tmp_path / "in", tmp_path / "out", tables=str(tmp_path / "l.zip"))
+        pack_records(tmp_path / "in", tmp_path / "out", tables=table)
 
 
 def test_a_changed_value_is_another_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(tmp_path / "in", FLAT)
-    table = write(tmp_path / "l.txt", "".join(f"{n} {v}\n" for n, v in NUMBERS.items()))
+    table = write(tmp_path / "l.txt", lines("{0} {1}\n"))
 
     def run(source: Path, out: Path) -> Any:
         return pack(source, out, **grouped({"jobs": 1, "max_records": 3, "tables": [table]}))
@@ -319,76 +232,22 @@ def test_a_changed_value_is_another_plan(tmp_path: Path, monkeypatch: pytest.Mon
 # --- a wrong label is never taken without a word -------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "options"),
-    [
-        ("index,filename,label\n{rows}", {}),
-        ("index,image_id,label\n{stems}", {}),
-        ("index,whose,label\n{stems}", {"fields": {"image": "whose"}}),
-    ],
-    ids=["with its ending", "a known name", "said"],
-)
-def test_numbers_of_rows_are_not_names_of_images(
-    tmp_path: Path, text: str, options: dict[str, Any]
-) -> None:
-    """A table that pandas wrote with its index, of images whose names are numbers."""
-    images = {f"{i}.jpg": noise(f"{i}", 200) for i in range(10)}
-    plant(tmp_path / "in", images)
-    order = [3, 1, 4, 5, 9, 2, 6, 8, 7, 0]
-    rows = "".join(f"{i},{one}.jpg,{one * 10}\n" for i, one in enumerate(order))
-    table = write(tmp_path / "l.csv", text.format(rows=rows, stems=rows.replace(".jpg", "")))
-    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table, **options)[""]
-    assert {key: one["label"] for key, one in found.items()} == {
-        f"{i}.jpg": i * 10 for i in range(10)
-    }
-
-
-def test_columns_that_both_name_images_are_asked_about(tmp_path: Path) -> None:
-    plant(tmp_path / "in", {f"{i}.jpg": noise(f"{i}", 200) for i in range(10)})
-    text = "".join(f"{i} {9 - i}\n" for i in range(10))
-    table, lists = write(tmp_path / "l.txt", text), write(tmp_path / "half.txt", text[:20])
-    why = r"each of the columns column1, column2 are names of images.*--fields image=COLUMN"
-    with pytest.raises(SourceError, match=why):
-        pack_all(tmp_path / "in", tmp_path / "out", tables=table)
-    with pytest.raises(SourceError, match=why):
-        pack_all(tmp_path / "in", tmp_path / "out", split_files={"train": lists})
-    fields = {"image": "column2"}
-    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table, fields=fields)[""]
-    assert {key: one["label"] for key, one in found.items()} == {
-        f"{i}.jpg": 9 - i for i in range(10)
-    }
-    write(tmp_path / "l.txt", "".join(f"{i} 77\n" for i in range(10)))
-    with pytest.raises(OptionError, match=r"no column called so names images; .* column1"):
-        pack_all(tmp_path / "in", tmp_path / "two", tables=table, fields={"image": "other"})
-
-
-def test_numbers_of_classes_are_not_names_of_images(tmp_path: Path) -> None:
-    """The table of classes has a column of another table, and numbers that images have, too."""
-    plant(tmp_path / "in", {f"{i}.jpg": noise(f"{i}", 200) for i in range(10)})
-    tables = [
-        write(tmp_path / "l.csv", "id,n\n" + "".join(f"{i},{(i + 1) % 2}\n" for i in range(10))),
-        write(tmp_path / "names.txt", "ant\nbee\n") + ":n#0,label",
-    ]
-    found = pack_all(tmp_path / "in", tmp_path / "out", tables=tables)[""]
-    assert [one["label"] for _, one in sorted(found.items())] == [1, 0] * 5
-
-
 def test_numbered_rows_have_no_gaps(tmp_path: Path) -> None:
     plant(tmp_path / "in", FLAT)
-    labels = write(tmp_path / "l.txt", "".join(f"{n} {v}\n" for n, v in NUMBERS.items()))
+    labels = write(tmp_path / "l.txt", lines("{0} {1}\n"))
     names = write(tmp_path / "names.txt", "ant\nbee\n\ncat\ndog\neel\n\n")
     tables = [f"{labels}:id,n", f"{names}:n#0,label"]
     with pytest.raises(SourceError, match=r"names.txt: line 3: is empty, and rows .* numbered"):
-        pack_all(tmp_path / "in", tmp_path / "out", tables=tables)
+        pack_records(tmp_path / "in", tmp_path / "out", tables=tables)
     write(tmp_path / "names.txt", "ant\nbee\ncat\ndog\neel\n\n\n")
-    pack_all(tmp_path / "in", tmp_path / "out", tables=tables)
+    pack_records(tmp_path / "in", tmp_path / "out", tables=tables)
 
 
 @pytest.mark.parametrize(
     ("tree", "text", "label"),
     [
-        (CLASSES, "".join(f"{n} {v}\n" for n, v in NUMBERS.items()), "the class folder"),
-        (FLAT, "file,x,y\n" + "".join(f"{n}.jpg,7,{v}\n" for n, v in NUMBERS.items()), "none"),
+        (CLASSES, lines("{0} {1}\n"), "the class folder"),
+        (FLAT, "file,x,y\n" + lines("{0}.jpg,7,{1}\n"), "none"),
     ],
     ids=["class folders", "points"],
 )
@@ -405,7 +264,7 @@ def test_columns_that_are_no_labels(
 
 def test_a_listing_keeps_its_label(tmp_path: Path) -> None:
     plant(tmp_path, FLAT)
-    rows = "".join(f"{n}.jpg,{v}\n" for n, v in NUMBERS.items())
+    rows = lines("{0}.jpg,{1}\n")
     listing = write(tmp_path / "l.csv", "path,label\n" + rows)
     table = write(tmp_path / "t.csv", "id,label\n" + "".join(f"{n},77\n" for n in NAMES))
     options = {"jobs": 1, "tables": [table]}
@@ -413,7 +272,7 @@ def test_a_listing_keeps_its_label(tmp_path: Path) -> None:
     assert "columns that can be no fields were left out: label" in done.notes
     dataset = package.ShardDataset(tmp_path / "out", shuffle=False, decode=None)
     assert {one["__key__"][:3]: one["label"] for one in dataset} == NUMBERS
-    found = pack_all(listing, tmp_path / "two", tables=table, fields={"label": "label"})[""]
+    found = pack_records(listing, tmp_path / "two", tables=table, fields={"label": "label"})[""]
     assert {one["label"] for one in found.values()} == {77}
 
 
@@ -428,8 +287,8 @@ def test_options_of_other_types(options: dict[str, Any]) -> None:
 
 def test_points_of_a_listing_are_no_labels(tmp_path: Path) -> None:
     plant(tmp_path, FLAT)
-    rows = "".join(f"{n}.jpg,7,{v}\n" for n, v in NUMBERS.items())
-    found = pack_all(write(tmp_path / "l.csv", "path,x,y\n" + rows), tmp_path / "out")[""]
+    rows = lines("{0}.jpg,7,{1}\n")
+    found = pack_records(write(tmp_path / "l.csv", "path,x,y\n" + rows), tmp_path / "out")[""]
     assert column(found, "y") == NUMBERS and "label" not in found["000.jpg"]
 
 
@@ -452,14 +311,16 @@ def test_first_label_is_not_ignored(tmp_path: Path, label: str, options: dict[st
     plant(tmp_path / "in", FLAT)
     table = write(tmp_path / "l.csv", "id,label\n" + "".join(f"{n},{label}\n" for n in NAMES))
     with pytest.raises(OptionError, match="--first-label: "):
-        pack_all(tmp_path / "in", tmp_path / "out", **{"tables": table, "first_label": 1} | options)
+        pack_records(
+            tmp_path / "in", tmp_path / "out", **{"tables": table, "first_label": 1} | options
+        )
 
 
 def test_first_label_where_some_images_have_none(tmp_path: Path) -> None:
     plant(tmp_path / "in", FLAT)
     rows = "".join(f"{n},{v or ''}\n" for n, v in NUMBERS.items())
     table = write(tmp_path / "l.csv", "id,label\n" + rows)
-    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table, first_label=1)[""]
+    found = pack_records(tmp_path / "in", tmp_path / "out", tables=table, first_label=1)[""]
     assert column(found, "label") == {n: v - 1 if v else None for n, v in NUMBERS.items()}
 
 
@@ -468,7 +329,7 @@ def test_one_folder_of_images_is_no_label_beside_a_table(tmp_path: Path) -> None
     table = write(tmp_path / "l.csv", "id,age,target\n" + "".join(
         f"{n},5{v},{v}\n" for n, v in NUMBERS.items()
     ))  # fmt: skip
-    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table)[""]
+    found = pack_records(tmp_path / "in", tmp_path / "out", tables=table)[""]
     assert column(found, "label") == NUMBERS
 
 
@@ -476,7 +337,7 @@ def test_the_column_of_splits_is_not_the_label(tmp_path: Path) -> None:
     plant(tmp_path / "in", FLAT)
     table = write(tmp_path / "l.txt", "".join(f"{n} {v % 2}\n" for n, v in NUMBERS.items()))
     options = {"tables": table, "split_by": "column2:train=0,val=1"}
-    found = pack_all(tmp_path / "in", tmp_path / "out", **options)
+    found = pack_records(tmp_path / "in", tmp_path / "out", **options)
     assert {name: {*column(one, "column2").values()} for name, one in found.items()} == {
         "train": {0},
         "val": {1},
@@ -484,41 +345,9 @@ def test_the_column_of_splits_is_not_the_label(tmp_path: Path) -> None:
     assert "label" not in found["train"]["000.jpg"]
 
 
-def test_how_rows_were_matched_and_what_the_label_is_are_said(tmp_path: Path) -> None:
-    plant(tmp_path / "in", FLAT)
-    rows = "".join(f"{v or ''},{n}\n" for n, v in NUMBERS.items())
-    table = write(tmp_path / "l.csv", "label,id\n" + rows)
-    result = shardio("pack", tmp_path / "in", tmp_path / "out", "--table", table)
-    assert "column 'id' names 12 of 12 images, by file name, without its ending" in result.stdout
-    assert "label: column 'label', kind int, from 1 to 4; 3 images without one" in result.stdout
-
-
-def test_names_of_images_with_dots(tmp_path: Path) -> None:
-    plant(tmp_path / "in", {f"cat.{key}": one for key, one in FLAT.items()})
-    table = write(tmp_path / "l.txt", "".join(f"cat.{n} {v}\n" for n, v in NUMBERS.items()))
-    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table)[""]
-    assert {key[4:7]: one["label"] for key, one in found.items()} == NUMBERS
-
-
-def test_other_files_leave_their_names_to_images(tmp_path: Path) -> None:
-    """The way of Oxford's pets: stray files of MATLAB beside the images."""
-    plant(tmp_path / "in", FLAT | {"003.mat": b"x"})
-    table = write(tmp_path / "l.txt", "".join(f"{n} {v}\n" for n, v in NUMBERS.items()))
-    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table, on_error="skip")[""]
-    assert column(found, "label") == NUMBERS
-
-
-def test_rows_of_other_images_may_come_first(tmp_path: Path) -> None:
-    plant(tmp_path / "in", FLAT)
-    others = "".join(f"other{i},9\n" for i in range(1500))
-    rows = "".join(f"{n},{v}\n" for n, v in NUMBERS.items())
-    table = write(tmp_path / "l.csv", "id,label\n" + others + rows)
-    assert column(pack_all(tmp_path / "in", tmp_path / "out", tables=table)[""], "label") == NUMBERS
-
-
 def test_a_column_that_a_record_has_itself_is_left_out(tmp_path: Path) -> None:
     plant(tmp_path / "in", FLAT)
-    rows = "".join(f"{n},k{n},{v}\n" for n, v in NUMBERS.items())
+    rows = lines("{0},k{0},{1}\n")
     table = write(tmp_path / "l.csv", "id,__key__,label\n" + rows)
     result = shardio("pack", tmp_path / "in", tmp_path / "out", "--table", table)
     assert "columns that can be no fields were left out: __key__" in result.stdout
@@ -527,36 +356,9 @@ def test_a_column_that_a_record_has_itself_is_left_out(tmp_path: Path) -> None:
 # --- archives -------------------------------------------------------------------------------------
 
 
-def test_images_and_tables_in_archives_give_the_same_dataset(tmp_path: Path) -> None:
-    labels = "".join(f"{n} {v}\n" for n, v in NUMBERS.items())
-    tree = {f"data/images/{key}": one for key, one in FLAT.items()}
-    tree["data/meta/labels.txt"] = labels.encode()
-    plant(tmp_path, tree)
-    (tmp_path / "a.tar").write_bytes(tar(tree))
-    (tmp_path / "b.zip").write_bytes(zipped(tree, way=zipfile.ZIP_DEFLATED))
-    with tarfile.open(tmp_path / "c.tgz", "w:gz") as file:
-        file.add(tmp_path / "data", "data")
-    for i, folder in enumerate(["data", "a.tar/data", "b.zip/data", "c.tgz/data"]):
-        table = str(tmp_path / folder / "meta/labels.txt")
-        lists = {"train": table}
-        out = tmp_path / f"out{i}"
-        options = grouped({"jobs": 2, "tables": [table], "split_files": lists})
-        pack(tmp_path / folder / "images", out, **options)
-        assert content(out) == content(tmp_path / "out0")
-
-
-def test_an_error_in_a_table_of_an_archive_names_the_archive(tmp_path: Path) -> None:
-    plant(tmp_path / "images", FLAT)
-    source = tmp_path / "lists.zip"
-    source.write_bytes(zipped({"deep/x.mat": b"MATLAB 5.0 MAT-file\0", "y.csv": b"a,b\n1,2,3\n"}))
-    for name, why in (("deep/x.mat", "line 1: it has a byte of 0"), ("y.csv", "line 2: ")):
-        with pytest.raises(SourceError, match=rf"\A\S+/lists.zip/{name}: {why}"):
-            pack_all(tmp_path / "images", tmp_path / "out", tables=[str(source / name)])
-
-
 @pytest.mark.parametrize("form", ["a.tar", "b.zip", "c.tgz"])
 def test_a_listing_in_an_archive_lies_beside_its_images(tmp_path: Path, form: str) -> None:
-    rows = "path,label\n" + "".join(f"images/{n}.jpg,{v}\n" for n, v in NUMBERS.items())
+    rows = "path,label\n" + lines("images/{0}.jpg,{1}\n")
     tree = {f"images/{key}": one for key, one in FLAT.items()} | {"list.csv": rows.encode()}
     pack(plant(tmp_path / "tree", tree) / "list.csv", tmp_path / "right", jobs=1)
     (tmp_path / "a.tar").write_bytes(tar(tree))
@@ -597,155 +399,6 @@ def test_coco_in_zips_finds_its_images(tmp_path: Path) -> None:
     assert content(tmp_path / "one") == content(tmp_path / "right")
 
 
-# --- boxes ----------------------------------------------------------------------------------------
-
-
-def voc(name: str, *boxes: tuple[str, int]) -> bytes:
-    """An annotation of Pascal VOC: boxes with their names and their left sides."""
-    objects = "".join(
-        f"<object><name>{kind}</name><difficult>0</difficult><bndbox><xmin>{left}</xmin>"
-        f"<ymin>1</ymin><xmax>{left + 9}</xmax><ymax>20</ymax></bndbox></object>"
-        for kind, left in boxes
-    )
-    return (
-        f"<annotation><filename>{name}</filename><size><width>40</width><height>30</height>"
-        f"<depth>3</depth></size>{objects}</annotation>"
-    ).encode()
-
-
-def test_voc_boxes_become_annotations(tmp_path: Path) -> None:
-    plant(tmp_path / "VOC/JPEGImages", FLAT)
-    plant(tmp_path / "VOC/Annotations", {
-        f"{n}.xml": voc(n, *[("dog", 11), ("cat", 1)][: i % 3]) for i, n in enumerate(NAMES[1:])
-    } | {"999.xml": voc("999", ("cow", 1))})  # fmt: skip
-    [done] = pack(tmp_path / "VOC/JPEGImages", tmp_path / "out", **grouped(
-        {"jobs": 2, "boxes": tmp_path / "VOC/Annotations"}
-    ))  # fmt: skip
-    dataset = package.ShardDataset(tmp_path / "out", shuffle=False, decode=None)
-    found = {one["__key__"][:3]: one for one in dataset}
-    assert list(dataset.classes) == ["cat", "dog"]
-    assert [len(found[n]["annotations"]) for n in NAMES] == [0, *[i % 3 for i in range(11)]]
-    assert found["002"]["annotations"] == [
-        {"bbox": [10, 0, 10, 20], "category": "dog", "difficult": 0, "label": 1}
-    ]
-    assert (found["002"]["width"], found["002"]["height"]) == (40, 30)
-    assert found["000"]["width"] is None
-    notes = "\n".join(done.notes)
-    assert "1 file of no image, as 999.xml" in notes and "no file of boxes for 1 image" in notes
-
-
-def test_voc_boxes_have_the_classes_of_folders(tmp_path: Path) -> None:
-    """The way of ImageNet: names of boxes are names of folders."""
-    plant(tmp_path / "train", CLASSES)
-    boxes = {f"{key[:-4]}.xml": voc(key, ("b", 1)) for key in CLASSES}
-    (tmp_path / "boxes.zip").write_bytes(zipped(boxes, way=zipfile.ZIP_DEFLATED))
-    found = pack_all(tmp_path / "train", tmp_path / "out", boxes=tmp_path / "boxes.zip")[""]
-    assert column(found, "label") == {name: i % 2 for i, name in enumerate(NAMES)}
-    assert all(one["annotations"][0]["label"] == 1 for one in found.values())
-
-
-@pytest.mark.parametrize("folders", [True, False])
-def test_boxes_are_numbered_as_the_classes_of_another_dataset(
-    folders: bool, tmp_path: Path
-) -> None:
-    plant(tmp_path / "other", {f"{name}/0.jpg": noise(name, 200) for name in ("B", "a", "b")})
-    pack(tmp_path / "other", tmp_path / "numbers")
-    plant(tmp_path / "in", CLASSES if folders else FLAT)
-    keys = CLASSES if folders else FLAT
-    plant(tmp_path / "boxes", {f"{key[:-4]}.xml": voc(key, ("b", 1), ("a", 3)) for key in keys})
-    options = {"boxes": tmp_path / "boxes", "classes": tmp_path / "numbers", "max_records": 5}
-    found = pack_all(tmp_path / "in", tmp_path / "out", **options)[""]
-    assert all([one["label"] for one in record["annotations"]] == [2, 1]
-               for record in found.values())  # fmt: skip
-    if folders:
-        assert column(found, "label") == {name: i % 2 + 1 for i, name in enumerate(NAMES)}
-    plan(tmp_path / "in", tmp_path / "planned", **grouped(options))
-    pack(tmp_path / "in", tmp_path / "planned", **grouped({"part": "1/1", "jobs": 1}))
-    commit(tmp_path / "planned")
-    for kept in (tmp_path / "planned").glob("**/.shardio-planned"):
-        kept.unlink()
-    assert content(tmp_path / "planned") == content(tmp_path / "out")
-
-
-YOLO = "1 0.5 0.5 0.5 0.25\n0 0.25 0.5 0.5 0.5\n"
-
-
-@pytest.mark.parametrize("names", ["yaml", "txt", "deep", None])
-def test_yolo_boxes_become_pixels(tmp_path: Path, names: str | None) -> None:
-    images = {
-        f"{split}/{n}.png": picture(40 + i, 20, "PNG")
-        for split, some in (("train", NAMES[:8]), ("val", NAMES[8:]))
-        for i, n in enumerate(some)
-    }
-    plant(tmp_path / "yolo/images", images)
-    plant(
-        tmp_path / "yolo/labels", {f"{k[:-4]}.txt": YOLO.encode() for k in images if "7" not in k}
-    )
-    if names == "yaml":
-        write(tmp_path / "yolo/data.yaml", "path: x\nnames:\n  0: cat\n  1: dog\n")
-    elif names == "txt":
-        write(tmp_path / "yolo/labels/classes.txt", "cat\ndog\n")
-    elif names == "deep":
-        write(tmp_path / "yolo/labels/train/obj.names", "cat\ndog\n")
-    found = pack_all(tmp_path / "yolo/images", tmp_path / "out", boxes=tmp_path / "yolo/labels")
-    assert sorted(found) == ["train", "val"]
-    one = found["train"]["003.png"]
-    assert (one["width"], one["height"]) == (43, 20)
-    assert one["annotations"] == [
-        {"bbox": [10.75, 7.5, 21.5, 5.0], "label": 1},
-        {"bbox": [0.0, 5.0, 21.5, 10.0], "label": 0},
-    ]
-    assert found["train"]["007.png"]["annotations"] == []
-    classes = package.open(tmp_path / "out/val").classes
-    assert (classes and list(classes)) == (None if names is None else ["cat", "dog"])
-
-
-def test_yolo_boxes_are_of_the_upright_image(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[274] = 6  # a quarter to the right
-    out = io.BytesIO()
-    Image.new("RGB", (40, 20)).save(out, "JPEG", exif=exif)
-    plant(tmp_path, {"images/a.jpg": out.getvalue(), "labels/a.txt": b"0 0.5 0.5 1 1\n"})
-    found = pack_all(tmp_path / "images", tmp_path / "out", boxes=tmp_path / "labels")[""]
-    assert found["a.jpg"]["annotations"] == [{"bbox": [0.0, 0.0, 20.0, 40.0], "label": 0}]
-
-
-def test_boxes_that_cannot_be_read_are_problems(tmp_path: Path) -> None:
-    plant(tmp_path / "images", FLAT)
-    plant(tmp_path / "boxes", {f"{n}.xml": voc(n, ("cat", 1)) for n in NAMES[2:]})
-    plant(tmp_path / "boxes", {"000.xml": b"<annotation><size>", "001.xml": b"<!DOCTYPE a><a/>"})
-    with pytest.raises(SourceError, match=r"000.jpg: its boxes, 000.xml: line 1: expected XML"):
-        pack_all(tmp_path / "images", tmp_path / "out", boxes=tmp_path / "boxes")
-    found = pack_all(
-        tmp_path / "images", tmp_path / "out", boxes=tmp_path / "boxes", on_error="skip"
-    )[""]
-    assert sorted(found) == [f"{n}.jpg" for n in NAMES[2:]]
-    plant(tmp_path / "labels", {"000.txt": b"7 0.5 0.5 1 1\n", "classes.txt": b"cat\n"})
-    with pytest.raises(SourceError, match=r"its boxes have class 7, of 1 names"):
-        pack_all(tmp_path / "images", tmp_path / "two", boxes=tmp_path / "labels")
-    for wrong in ("nothing", "images"):
-        with pytest.raises((OptionError, SourceError), match=f"--boxes .*{wrong}: "):
-            pack_all(tmp_path / "images", tmp_path / "two", boxes=tmp_path / wrong)
-
-
-def test_boxes_and_splits_by_plan_and_parts(tmp_path: Path) -> None:
-    plant(tmp_path / "images", {f"{n}.png": picture(40, 20, "PNG") for n in NAMES})
-    plant(tmp_path / "labels", {f"{n}.txt": YOLO.encode() for n in NAMES})
-    lists = {
-        "train": write(tmp_path / "train.txt", "".join(f"./images/{n}.png\n" for n in NAMES[:7])),
-        "val": write(tmp_path / "val.txt", "".join(f"./images/{n}.png\n" for n in NAMES[7:])),
-    }
-    options = {"split_files": lists, "boxes": tmp_path / "labels", "max_records": 2}
-    pack(tmp_path / "images", tmp_path / "whole", **grouped(options | {"jobs": 1}))
-    plan(tmp_path / "images", tmp_path / "planned", **grouped(options))
-    for part in ("1/2", "2/2"):
-        pack(tmp_path / "images", tmp_path / "planned", **grouped({"part": part, "jobs": 1}))
-    commit(tmp_path / "planned")
-    for kept in (tmp_path / "planned").glob("*/.shardio-planned"):
-        kept.unlink()
-    assert content(tmp_path / "planned") == content(tmp_path / "whole")
-
-
 # --- splits ---------------------------------------------------------------------------------------
 
 
@@ -757,7 +410,7 @@ def test_lists_of_files_are_splits(tmp_path: Path) -> None:
         "train": write(tmp_path / "train.txt", "".join(f"{key[:-4]}\n" for key in keys[:7])),
         "test": write(tmp_path / "test.txt", "".join(f"{key[:-4]}\n" for key in keys[7:10])),
     }
-    found = pack_all(tmp_path / "in", tmp_path / "out", split_files=lists)
+    found = pack_records(tmp_path / "in", tmp_path / "out", split_files=lists)
     assert {name: sorted(one) for name, one in found.items()} == {
         "train": keys[:7],
         "test": keys[7:10],
@@ -780,32 +433,34 @@ def test_a_list_that_names_what_is_not_there(tmp_path: Path) -> None:
     plant(tmp_path / "in", FLAT)
     lists = {"train": write(tmp_path / "t.txt", "".join(f"{n}\n" for n in NAMES) + "missing\n")}
     with pytest.raises(SourceError, match=r"  missing: is in .*t.txt, and there is no such image"):
-        pack_all(tmp_path / "in", tmp_path / "out", split_files=lists)
-    found = pack_all(tmp_path / "in", tmp_path / "out", split_files=lists, on_error="skip")
+        pack_records(tmp_path / "in", tmp_path / "out", split_files=lists)
+    found = pack_records(tmp_path / "in", tmp_path / "out", split_files=lists, on_error="skip")
     assert sorted(found["train"]) == sorted(FLAT)
 
 
 def test_a_problem_counts_only_where_it_is_listed(tmp_path: Path) -> None:
     plant(tmp_path / "in", FLAT | {"empty.jpg": b"", "odd.jpg": b""})
     lists = {"train": write(tmp_path / "t.txt", "".join(f"{n}\n" for n in NAMES))}
-    assert sorted(pack_all(tmp_path / "in", tmp_path / "out", split_files=lists)["train"]) == [
+    assert sorted(pack_records(tmp_path / "in", tmp_path / "out", split_files=lists)["train"]) == [
         *FLAT
     ]
     write(tmp_path / "t.txt", "".join(f"{n}\n" for n in NAMES) + "empty\n")
     with pytest.raises(SourceError, match=r"1 file.*\n  empty.jpg: is empty"):
-        pack_all(tmp_path / "in", tmp_path / "two", split_files=lists)
+        pack_records(tmp_path / "in", tmp_path / "two", split_files=lists)
 
 
 def test_a_column_is_splits(tmp_path: Path) -> None:
     plant(tmp_path / "in", CLASSES)
     table = write(tmp_path / "l.txt", "".join(f"{n} {i % 3}\n" for i, n in enumerate(NAMES)))
-    found = pack_all(
+    found = pack_records(
         tmp_path / "in", tmp_path / "out", tables=f"{table}:id,part",
         split_by="part:train=0,val=1",
     )  # fmt: skip
     assert [*column(found["train"], "part")] == NAMES[::3]
     assert [*column(found["val"], "part")] == NAMES[1::3]
-    found = pack_all(tmp_path / "in", tmp_path / "two", tables=f"{table}:id,part", split_by="part")
+    found = pack_records(
+        tmp_path / "in", tmp_path / "two", tables=f"{table}:id,part", split_by="part"
+    )
     assert sorted(found) == ["0", "1", "2"] and len(found["2"]) == 4
 
 
@@ -813,7 +468,7 @@ def test_a_column_called_label_may_be_the_splits(tmp_path: Path) -> None:
     plant(tmp_path / "in", CLASSES)
     rows = "".join(f"{n},{'xy'[i % 2]}\n" for i, n in enumerate(NAMES))
     table = write(tmp_path / "l.csv", "id,label\n" + rows)
-    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table, split_by="label")
+    found = pack_records(tmp_path / "in", tmp_path / "out", tables=table, split_by="label")
     assert {name: len(one) for name, one in found.items()} == {"x": 6, "y": 6}
     assert column(found["y"], "label") == dict.fromkeys(NAMES[1::2], 1)  # of the folders
 
@@ -822,7 +477,7 @@ def test_a_column_of_a_listing_is_splits(tmp_path: Path) -> None:
     plant(tmp_path, FLAT)
     rows = "".join(f"{n}.jpg,{'val' if i % 4 == 0 else 'train'}\n" for i, n in enumerate(NAMES))
     table = write(tmp_path / "list.csv", "path,split\n" + rows)
-    found = pack_all(table, tmp_path / "out", split_by="split")
+    found = pack_records(table, tmp_path / "out", split_by="split")
     assert sorted(found["val"]) == ["000.jpg", "004.jpg", "008.jpg"]
     assert len(found["train"]) == 9
 
@@ -832,7 +487,7 @@ def test_a_list_has_names_of_columns(tmp_path: Path, text: str) -> None:
     plant(tmp_path / "in", FLAT)
     head, row = text.splitlines(keepends=True)
     lists = {"train": write(tmp_path / "t.csv", head + "".join(map(row.format, NAMES)))}
-    found = pack_all(tmp_path / "in", tmp_path / "out", split_files=lists)
+    found = pack_records(tmp_path / "in", tmp_path / "out", split_files=lists)
     assert sorted(found["train"]) == sorted(FLAT)
 
 
@@ -842,7 +497,7 @@ def test_a_column_of_true_and_false_is_splits(tmp_path: Path, said: str) -> None
     rows = "".join(f"{n},{'true' if v else 'FALSE'}\n" for n, v in NUMBERS.items())
     table = write(tmp_path / "l.csv", "id,is_train\n" + rows)
     options = {"tables": table, "split_by": f"is_train:train={said},val=false"}
-    found = pack_all(tmp_path / "in", tmp_path / "out", **options)
+    found = pack_records(tmp_path / "in", tmp_path / "out", **options)
     assert len(found["train"]) == 9 and len(found["val"]) == 3
 
 
@@ -857,7 +512,7 @@ def test_splits_stay_inside_the_output(tmp_path: Path, name: str) -> None:
         {"split_by": f"split:{name}={name}", "tables": lists},
     ):
         with pytest.raises(OptionError, match="a split is a folder of OUT, and cannot be called"):
-            pack_all(tmp_path / "in", tmp_path / "out", **options)
+            pack_records(tmp_path / "in", tmp_path / "out", **options)
     assert sorted(os.listdir(tmp_path)) == ["in", "out", "t.csv"]
     assert not os.listdir(tmp_path / "out")
 
@@ -866,11 +521,11 @@ def test_splits_are_asked_for_once(tmp_path: Path) -> None:
     plant(tmp_path / "in", {"train/a/1.jpg": b"x", "val/a/2.jpg": b"y"})
     table = write(tmp_path / "l.txt", "1 0\n2 1\n")
     with pytest.raises(OptionError, match=r"--split-by: .*in has splits already, .*train, val"):
-        pack_all(tmp_path / "in", tmp_path / "out", tables=f"{table}:id,part", split_by="part")
+        pack_records(tmp_path / "in", tmp_path / "out", tables=f"{table}:id,part", split_by="part")
     with pytest.raises(OptionError, match="both say what the splits are"):
         package.SourceOptions(split_by="part", split_files={"train": "x"})
     with pytest.raises(OptionError, match="no column of a table is called so"):
-        pack_all(tmp_path / "in", tmp_path / "out", tables=f"{table}:id,part", split_by="other")
+        pack_records(tmp_path / "in", tmp_path / "out", tables=f"{table}:id,part", split_by="other")
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -903,7 +558,7 @@ def test_lists_split_images_with_masks(tmp_path: Path) -> None:
         "val": write(tmp_path / "val.txt", "".join(f"{n}\n" for n in NAMES[4:6])),
     }
     fields = {"image": "JPEGImages/", "mask": "SegmentationClass/"}
-    found = pack_all(tmp_path / "in", tmp_path / "out", split_files=lists, fields=fields)
+    found = pack_records(tmp_path / "in", tmp_path / "out", split_files=lists, fields=fields)
     assert sorted(found["train"]) == sorted(FLAT)[:4] and sorted(found["val"]) == sorted(FLAT)[4:6]
     assert found["val"]["005.jpg"]["mask"] == noise("005", 50)
 
@@ -913,10 +568,10 @@ def test_images_with_masks_and_a_table_are_unpacked(tmp_path: Path) -> None:
     tree: dict[str | bytes, bytes | None] = {f"images/{key}": one for key, one in FLAT.items()}
     tree |= {f"masks/{n}.png": picture(8, 8, "PNG") for n in NAMES}
     plant(tmp_path / "in", tree)
-    rows = "".join(f"{n},k{v}\n" for n, v in NUMBERS.items())
+    rows = lines("{0},k{1}\n")
     table = write(tmp_path / "l.csv", "id,kind\n" + rows)
     fields = {"image": "images/", "mask": "masks/", "label": "kind"}
-    found = pack_all(tmp_path / "in", tmp_path / "out", tables=table, fields=fields)[""]
+    found = pack_records(tmp_path / "in", tmp_path / "out", tables=table, fields=fields)[""]
     assert column(found, "label") == NUMBERS
     unpack(tmp_path / "out", tmp_path / "back")
     assert content(tmp_path / "back") == content(tmp_path / "in")
@@ -924,9 +579,7 @@ def test_images_with_masks_and_a_table_are_unpacked(tmp_path: Path) -> None:
 
 def test_the_command_line(tmp_path: Path) -> None:
     plant(tmp_path / "in", CLASSES)
-    table = write(
-        tmp_path / "l.csv", "id,kind\n" + "".join(f"{n},k{v}\n" for n, v in NUMBERS.items())
-    )
+    table = write(tmp_path / "l.csv", "id,kind\n" + lines("{0},k{1}\n"))
     train = write(tmp_path / "t.txt", "".join(f"{n}\n" for n in NAMES[:8]))
     val = write(tmp_path / "v.txt", "".join(f"{n}\n" for n in NAMES[8:]))
     result = shardio(
@@ -936,13 +589,3 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert "out/train: 8 files, 5 classes" in result.stdout
     result = shardio("ls", tmp_path / "out/val", "--class", "k3")
     assert result.stdout.split()[-2:] == ["a/008.jpg", "k3"]
-
-
-@pytest.mark.parametrize("option", [{"tables": ["none.csv"]}, {"split_files": {"a": "none.csv"}}])
-def test_a_file_of_this_folder_that_is_not_there_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: dict[str, Any]
-) -> None:
-    plant(tmp_path / "in", {"1.jpg": noise("1", 60)})
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SourceError, match=r"^none\.csv: expected a file, and there is none$"):
-        pack_all("in", tmp_path / "out", **option)

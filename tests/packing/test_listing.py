@@ -1,74 +1,35 @@
 """Listings: what columns are taken for, which files are named, and packings that stay the same."""
 
 import json
-import math
 import os
-import sys
 import tracemalloc
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgpack
-import numpy as np
 import pytest
+from support import sources
 from support.conformance import FileSourceConformance, SourceConformance
-from support.packing import grouped
+from support.sources import listing
+from support.tables import COUNT, as_csv, as_jsonl, as_parquet, rows, write
 from support.trees import JPEG, content, noise, plant, shardio, shardio_json
 
 from shardio import ShardDataset, collate
 from shardio.dataset import sequence
 from shardio.errors import (
-    DamageError,
     OptionError,
-    ShardioError,
     SourceChangedError,
     SourceError,
 )
-from shardio.packing import sources
 from shardio.packing.pack import pack
-from shardio.packing.packed import Packed
-from shardio.packing.sources import tables
-from shardio.packing.sources.base import Listing, SourceRequest
 from shardio.packing.sources.listing import is_listing
 
-arrow = pytest.importorskip("pyarrow")
-parquet = pytest.importorskip("pyarrow.parquet")
-
-COUNT = 24
+pack_one = partial(sources.pack_one, max_records=4)
 
 
-def write(path: Path, text: str | bytes) -> Path:
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return path
-
-
-def rows(count: int = COUNT) -> list[dict[str, Any]]:
-    """Rows that name files, with a value of every type, and None in most columns."""
-    return [
-        {
-            "path": f"{'cat' if i % 3 else 'ant'}/{i:03d}.jpg",
-            "label": None if i == 5 else "cat" if i % 3 else "ant",
-            "split": "train" if i % 4 else "val",
-            "width": None if i == 7 else 100 + i,
-            "score": None if i == 8 else i / 4,
-            "good": None if i == 9 else i % 2 == 0,
-            "zip": f"0{i:04d}",
-        }
-        for i in range(count)
-    ]
-
-
-def as_csv(table: list[dict[str, Any]], delimiter: str = ",") -> str:
-    lines = [delimiter.join(table[0])]
-    for row in table:
-        lines.append(delimiter.join("" if v is None else str(v) for v in row.values()))
-    return "\n".join(lines) + "\n"
-
-
-def as_jsonl(table: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in table)
+def samples(path: Path, **options: Any) -> list[dict[str, Any]]:
+    return sources.samples(listing(path, **options))
 
 
 @pytest.fixture
@@ -79,122 +40,7 @@ def source(tmp_path: Path) -> Path:
     return write(folder / "train.csv", as_csv(rows()))
 
 
-def listing(path: Path, **wanted: Any) -> Listing:
-    found = sources.list_records(sources.detect_kind(SourceRequest(os.fsencode(path), **wanted)))
-    assert list(found) == [""]
-    return found[""]
-
-
-def samples(path: Path, **wanted: Any) -> list[dict[str, Any]]:
-    """The records of a listing, as they would be packed."""
-    found = listing(path, **wanted)
-    places = range(len(found.keys)) if found.places is None else found.places.tolist()
-    with found.source.open() as read:
-        return [read(place) for place in places]
-
-
-def pack_one(path: Path, out: Path, **options: Any) -> Packed:
-    [done] = pack(path, out, **grouped({"jobs": 1, "max_records": 4} | options))
-    return done
-
-
-def column(tmp_path: Path, cells: list[str]) -> tuple[str, list[Any]]:
-    """The kind and the values of a column of a CSV file."""
-    path = write(tmp_path / "one.csv", "x,other\n" + "".join(f"{cell},.\n" for cell in cells))
-    found = tables.read(os.fsencode(path)).columns["x"]
-    return found.kind, list(found.decoded(np.arange(len(found))))
-
-
 # --- types ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("cells", "kind", "values"),
-    [
-        (["1", "-20", "0"], "int", [1, -20, 0]),
-        (["1", "", "3"], "int", [1, None, 3]),
-        (["1", "2.5", ""], "float", [1.0, 2.5, None]),
-        (["1e3", ".5", "2.", "-0"], "float", [1000.0, 0.5, 2.0, 0.0]),
-        (["inf", "-Infinity", "1"], "float", [math.inf, -math.inf, 1.0]),
-        (["true", "FALSE", "", "True"], "bool", [True, False, None, True]),
-        (["true", "1"], "str", ["true", "1"]),
-        (["007", "8"], "str", ["007", "8"]),
-        (["007.5", "8"], "str", ["007.5", "8"]),
-        (["1_000", "8"], "str", ["1_000", "8"]),
-        (["+1", "8"], "str", ["+1", "8"]),
-        ([" 1", "8"], "str", [" 1", "8"]),
-        (["0x1f", "8"], "str", ["0x1f", "8"]),
-        (["\u0661", "8"], "str", ["\u0661", "8"]),  # a digit, but not of ours
-        (["", ""], "str", [None, None]),
-        (["a", "", "1"], "str", ["a", None, "1"]),
-        (["18446744073709551615", "0"], "int", [2**64 - 1, 0]),
-        (["-9223372036854775808"], "int", [-(2**63)]),
-        (["18446744073709551616"], "str", ["18446744073709551616"]),
-        (["9223372036854775808", "-1"], "str", ["9223372036854775808", "-1"]),
-        (["9" * 5000], "str", ["9" * 5000]),  # Python itself refuses to read such integers
-        (["1e999", "1"], "str", ["1e999", "1"]),  # would be infinite
-        (["caf\u00e9", "\U0001f408"], "str", ["caf\u00e9", "\U0001f408"]),
-    ],
-)
-def test_cells_have_the_type_that_all_of_them_look_like(
-    tmp_path: Path, cells: list[str], kind: str, values: list[Any]
-) -> None:
-    assert column(tmp_path, cells) == (kind, values)
-
-
-def test_nan_is_a_number(tmp_path: Path) -> None:
-    kind, [nan, one] = column(tmp_path, ["NaN", "1"])
-    assert (kind, one, math.isnan(nan)) == ("float", 1.0, True)
-
-
-def test_a_value_in_the_last_piece_decides_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tables, "_ROWS", 3)
-    assert column(tmp_path, ["1"] * 7) == ("int", [1] * 7)
-    assert column(tmp_path, ["1"] * 7 + ["x"]) == ("str", ["1"] * 7 + ["x"])
-    assert column(tmp_path, ["-1", "1", "1", "1", str(2**63)])[0] == "str"
-    assert column(tmp_path, ["1", "1", "1", "", str(2**63)]) == ("int", [1, 1, 1, None, 2**63])
-
-
-@pytest.mark.parametrize(
-    ("values", "kind", "expected"),
-    [
-        ([1, None, 3], "int", None),
-        ([1, 2.5], "float", [1.0, 2.5]),
-        ([True, False, None], "bool", None),
-        ([True, 1], "json", None),
-        (["a", "", None], "str", None),
-        ([None, None], "str", None),
-        (["1", 1], "json", None),
-        ([[1, 2], None], "json", None),
-        ([{"a": [1, {"b": None}]}, {}], "json", None),
-        ([2**64, 1], "str", ["18446744073709551616", "1"]),
-        ([2**64, 0.5], "float", [2.0**64, 0.5]),
-        ([-(10**400), 0.5], "str", ["-1" + "0" * 400, "0.5"]),
-        ([[2**64], 1], "json", [["18446744073709551616"], 1]),
-        ([math.inf, 1], "float", [math.inf, 1.0]),
-    ],
-)
-def test_values_of_json_lines_have_their_own_types(
-    tmp_path: Path, values: list[Any], kind: str, expected: list[Any] | None
-) -> None:
-    text = "".join(json.dumps({"x": value, "row": i}) + "\n" for i, value in enumerate(values))
-    found = tables.read(os.fsencode(write(tmp_path / "x.jsonl", text))).columns["x"]
-    got = list(found.decoded(np.arange(len(values))))
-    assert (found.kind, got) == (kind, values if expected is None else expected)
-    assert [found.get(row) for row in range(len(values))] == got
-    assert list(map(type, got)) == list(map(type, values if expected is None else expected))
-
-
-def test_names_that_some_objects_lack_are_none_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tables, "_ROWS", 2)
-    lines = [{"a": 1}, {}, {"a": 2}, {"a": 3}, {"b": "x", "a": None}, {"b": "y"}]
-    found = samples(write(tmp_path / "x.jsonl", as_jsonl(lines)))
-    assert [one["a"] for one in found] == [1, None, 2, 3, None, None]
-    assert [one["b"] for one in found] == [None] * 4 + ["x", "y"]
 
 
 def test_every_field_of_every_type_arrives_and_none_stays_none(source: Path) -> None:
@@ -216,23 +62,6 @@ def test_every_field_of_every_type_arrives_and_none_stays_none(source: Path) -> 
 # --- the file -------------------------------------------------------------------------------------
 
 
-def test_quotes_newlines_and_byte_order_marks_are_read_as_csv_has_them(tmp_path: Path) -> None:
-    text = '\ufeffkey,text\r\na,"one ""two"", three"\r\nb,"two\nlines"\r\n\r\nc,it\'s\r\n'
-    found = samples(write(tmp_path / "x.csv", text))
-    assert [(one["__key__"], one["text"]) for one in found] == [
-        (b"a", 'one "two", three'),
-        (b"b", "two\nlines"),
-        (b"c", "it's"),
-    ]
-    lines = "\ufeff" + as_jsonl([{"key": "a", "text": "\u00e9"}])
-    assert samples(write(tmp_path / "x.jsonl", lines)) == [{"__key__": b"a", "text": "\u00e9"}]
-
-
-def as_parquet(table: list[dict[str, Any]], path: Path, **options: Any) -> Path:
-    parquet.write_table(arrow.Table.from_pylist(table), path, **options)
-    return path
-
-
 @pytest.mark.parametrize("kind", ["tsv", "jsonl", "ndjson", "json", "parquet", "pq"])
 def test_the_same_rows_in_another_format_are_the_same_records(source: Path, kind: str) -> None:
     other = source.with_name(f"OTHER.{kind.upper()}")
@@ -251,13 +80,6 @@ def test_the_same_rows_in_another_format_are_the_same_records(source: Path, kind
     assert one.options == two.options  # so it is even the same dataset
 
 
-def test_lists_in_parquet_are_those_of_json_lines(tmp_path: Path) -> None:
-    table = [{"id": i, "box": [1.5, float(i)], "tags": [{"a": "b"}] * i} for i in range(5)]
-    one = as_parquet(table, tmp_path / "x.parquet")
-    assert samples(one) == samples(write(tmp_path / "x.jsonl", as_jsonl(table)))
-    assert listing(one).fields == (("id", "int"), ("box", "json"), ("tags", "json"))
-
-
 def test_parquet_with_binary_data_is_no_listing(tmp_path: Path) -> None:
     for value in (JPEG, {"bytes": JPEG, "path": "a.jpg"}):
         path = as_parquet([{"image": value, "label": 1}], tmp_path / "x.parquet")
@@ -271,109 +93,6 @@ def test_json_lines_may_be_called_json_when_asked_for(tmp_path: Path) -> None:
     path = write(tmp_path / "x.json", as_jsonl([{"a": 1}, {"a": 2}]))
     assert not is_listing(os.fsencode(path))
     assert [one["a"] for one in samples(path, kind="listing")] == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("x.csv", "", "first line with the names of columns; the file is empty"),
-        ("x.csv", "a,b\n", "there are no rows"),
-        ("x.csv", "a,a\n1,2\n", "line 1: several columns are called 'a'"),
-        ("x.csv", ",a\n1,2\n", "line 1: column 1 has no name.*index=False"),
-        ("x.csv", "a;b\n1;2\n", "separated by ';'"),
-        ("x.tsv", "a,b\n1,2\n", "separated by ','"),
-        ("x.csv", "a,b\n1,2\n1\n", "line 3: 1 cells, expected 2: a, b"),
-        ("x.csv", 'a,b\n1,"x\ny"\n1,2,3\n', "line 4: 3 cells, expected 2"),
-        ("x.csv", 'a,b\n1,"x\n', "line 2: the last cell's quote is not closed"),
-        ("x.csv", 'a,b\n1,"x"y\n', "line 2: "),
-        ("x.csv", "a,b\r1,2\r", "line 1: a carriage return within it"),
-        ("x.csv", b"a,b\n1,\xff\n", "line 2: not UTF-8: byte 2 of it is 0xff"),
-        ("x.csv", "a,b\n1,2\n".encode("utf-16"), "line 1: UTF-16.*iconv"),
-        ("x.csv", b"a,b\n1,\0\n", "line 2: it has a byte of 0, so this is no text\\Z"),
-        ("x.csv", b"MATLAB 5.0 MAT-file\0", "no text. It is a file of MATLAB: write .* as a CSV"),
-        ("x.csv", b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 9, "line 1: not UTF-8"),
-        ("x.csv", "a\n" + "x" * 2_000_000, "a cell of more than 1,048,576 characters"),
-        ("x.jsonl", "", "there are no rows"),
-        ("x.jsonl", '{"a": 1}\n{"a": }\n', "line 2: not JSON: Expecting value"),
-        ("x.jsonl", '{"a": 1}\n\n[1]\n', "line 3: expected an object, found an array"),
-        ("x.jsonl", '{"a": 1} {"a": 2}\n', "line 1: not JSON: Extra data"),
-        ("x.jsonl", '{"a": "\\ud800"}\n', "line 1: 'a': text with half of a surrogate"),
-        ("x.jsonl", '{"b": 1}\n{"\\ud800": 1}\n', "surrogate|left out"),
-        ("x.jsonl", '{"a": ' + "[" * 100_000 + "\n", "line 1: nested too deep"),
-        ("x.jsonl", '{"a": ' + "9" * 5000 + "}\n", "line 1: not JSON that can be read"),
-        ("x.jsonl", json.dumps({str(i): i for i in range(1001)}), "line 1: .* 1,000 names"),
-        ("x.jsonl", b'{"a": "\xff"}\n', "line 1: not UTF-8"),
-        ("x.json", "[]", "there are no rows"),
-        ("x.json", '[{"a": 1}, 2]', "row 1: expected an object, found a number"),
-        ("x.json", '[{"a": 1}, ', "row 1: not JSON"),
-        ("x.json", '[{"a": 1},]', "row 1: expected an object after the comma"),
-        ("x.json", '[{"a": 1} {"a": 2}]', "row 1: expected a comma"),
-        ("x.json", '[{"a": 1}', "row 1: expected a comma"),
-        ("x.json", '[{"a": 1}] x', "more text after the end"),
-        ("x.json", "[" * 100_000, "row 0: nested too deep"),
-        ("x.json", b"[\xff]", "byte 1: not UTF-8"),
-        ("x.parquet", b"PAR1garbage", "no Parquet file"),
-        ("x.parquet", b"", "no Parquet file"),
-    ],
-)
-def test_what_is_no_table_is_an_error_that_says_where(
-    tmp_path: Path, name: str, text: str | bytes, message: str
-) -> None:
-    path = write(tmp_path / name, text)
-    with pytest.raises((SourceError, DamageError), match=f"(?s)x[.].*{message}") as caught:
-        if listing(path).notes:  # a name that no field can have
-            raise SourceError(f"x.jsonl: {listing(path).notes}")
-    assert len(str(caught.value)) < 1000
-    assert str(caught.value).isascii()
-
-
-def test_lines_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "_MAX_LINE", 1000)
-    for name, start in (("x.csv", "a,b\n"), ("x.jsonl", '{"a": 1}\n')):
-        with pytest.raises(SourceError, match="line 2: longer than 1,000 bytes"):
-            listing(write(tmp_path / name, start + "x" * 2000))
-
-
-def test_reading_a_listing_leaves_the_limit_of_csv_as_it_was(tmp_path: Path) -> None:
-    import csv
-
-    before = csv.field_size_limit()
-    cell = "x" * (before + 1)
-    assert samples(write(tmp_path / "x.csv", f"a,b\n{cell},1\n"))[0]["a"] == cell
-    assert csv.field_size_limit() == before
-
-
-def packs(depth: int) -> bool:
-    value: list[Any] = []
-    for _ in range(depth - 1):
-        value = [value]
-    try:
-        return bool(msgpack.packb(value))
-    except ValueError:
-        return False
-
-
-# Of lists in lists that the installed msgpack packs: 511 before release 1.2, then more.
-DEEPEST = max(depth for depth in range(500, 1100) if packs(depth))
-
-
-@pytest.mark.parametrize("beyond", range(-3, 4))
-@pytest.mark.parametrize("inner", ["", str(2**64)])
-def test_nesting_that_cannot_be_kept_is_said(tmp_path: Path, beyond: int, inner: str) -> None:
-    depth = DEEPEST + beyond
-    text = '{"b": 1}\n{"a": ' + "[" * depth + inner + "]" * depth + "}\n"
-    path, before = write(tmp_path / "x.jsonl", text), sys.getrecursionlimit()
-    sys.setrecursionlimit(5000)  # Python's own limit may be higher than msgpack's
-    try:
-        found = listing(path)
-        assert beyond <= 0
-        with found.source.open() as read:
-            assert len(read(1)["a"]) == 1
-    except SourceError as error:
-        assert "x.jsonl: line 2: 'a': nested too deep" in str(error)
-        assert beyond > -3
-    finally:
-        sys.setrecursionlimit(before)
 
 
 def test_values_nested_deeper_than_a_record_takes_are_problems(tmp_path: Path) -> None:
@@ -828,30 +547,6 @@ def test_hostile_files_end_in_a_message_and_no_traceback(tmp_path: Path) -> None
         assert "\x1b" not in done.stderr
         assert name in done.stderr
     assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-def test_random_bytes_in_any_format_end_in_our_errors(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    good = {
-        "csv": as_csv(rows(5)).encode(),
-        "jsonl": as_jsonl(rows(5)).encode(),
-        "json": json.dumps(rows(5)).encode(),
-        "parquet": as_parquet(rows(5), tmp_path / "x.parquet").read_bytes(),
-    }
-    for kind, data in good.items():
-        for _ in range(60):
-            hurt = bytearray(data)
-            for at in generator.integers(0, len(hurt), 3):
-                hurt[at] = generator.integers(0, 256)
-            path = write(
-                tmp_path / f"y.{kind}", bytes(hurt[: generator.integers(1, len(hurt) + 1)])
-            )
-            try:
-                found = tables.read(os.fsencode(path))
-            except ShardioError:
-                continue
-            for one in found.columns.values():
-                assert len(list(one.decoded(np.arange(found.rows)))) == found.rows
 
 
 def test_a_large_listing_takes_little_memory_a_row(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import zstandard
 
-from support.trees import Tree
+from support.trees import JPEG, Tree
 
 WHEN = 10**9  # seconds: the time of change of each member
 
@@ -30,6 +30,26 @@ def tar(tree: Tree, top: str = "", form: int = tarfile.PAX_FORMAT) -> bytes:
                 info.size = len(data)
             file.addfile(info, io.BytesIO(data or b""))
     return out.getvalue()
+
+
+FILE, HARD, SOFT, FOLDER = tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE
+
+
+def members(*some: tuple[str, bytes | None, bytes, str]) -> bytes:
+    """A tar of these: name, content or None, kind, where it leads."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as file:
+        for name, data, kind, target in some:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname, info.size = kind, target, len(data or b"")
+            file.addfile(info, io.BytesIO(data or b""))
+    return out.getvalue()
+
+
+def links(*some: tuple[str, bytes, str]) -> bytes:
+    """A tar of two images, and of links and other members without content."""
+    images = ((name, JPEG + name.encode(), FILE, "") for name in ("a/1.jpg", "b/2.jpg"))
+    return members(*images, *((name, None, kind, target) for name, kind, target in some))
 
 
 def zipped(

@@ -72,6 +72,16 @@ def images(classes: int = 3, each: int = 8, size: int = 300) -> dict[str | bytes
     return {key: noise(key, size + i) for i, key in enumerate(keys)}
 
 
+def grouped_files(count: int = 12) -> dict[str | bytes, bytes | None]:
+    """Records of three files that differ in their endings."""
+    tree: dict[str | bytes, bytes | None] = {}
+    for i in range(count):
+        tree[f"{i:03d}.jpg"] = noise(f"{i}", 300 + i)
+        tree[f"{i:03d}.txt"] = f"caption {i}".encode()
+        tree[f"{i:03d}.cls"] = b"%d\n" % (i % 3)
+    return tree
+
+
 def content(root: Path | str) -> dict[bytes, bytes | None]:
     """All that lies below a folder: files with their bytes, folders as None."""
     base = os.fsencode(root)

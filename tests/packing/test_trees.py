@@ -1,25 +1,29 @@
 """Folders side by side, such as images/ and masks/, are one dataset with a field for each."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support import sources
 from support.archives import deflated, tar, write, zipped
 from support.conformance import FileSourceConformance
 from support.packing import grouped
+from support.sources import kind_of, samples
 from support.trees import content, noise, picture, plant, shardio, shardio_json
 
 from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, SourceChangedError, SourceError
-from shardio.packing import sources
 from shardio.packing.index import index
 from shardio.packing.options import SourceOptions
 from shardio.packing.pack import pack
 from shardio.packing.packed import Packed
-from shardio.packing.sources.base import Listing, SourceRequest
+from shardio.packing.sources.base import Listing
 from shardio.packing.unpack import unpack
+
+listings = partial(sources.listings, expected="trees")
 
 Files = dict[str | bytes, bytes | None]
 IMAGES_MASKS = {"image": "images/", "mask": "masks/"}
@@ -35,27 +39,6 @@ def dataset(image: str, mask: str, count: int = 3) -> Files:
     for i in range(count):
         found |= pair(image.format(i), mask.format(i))
     return found
-
-
-def wanted(root: Path, **options: Any) -> SourceRequest:
-    return sources.detect_kind(SourceRequest(os.fsencode(root), **options))
-
-
-def told(root: Path, **options: Any) -> str | None:
-    return wanted(root, **options).kind
-
-
-def listings(root: Path, **options: Any) -> dict[str, Listing]:
-    asked = wanted(root, **options)
-    assert asked.kind == "trees"
-    found = sources.list_records(asked)
-    assert list(found) == sources.split_names(asked)
-    return found
-
-
-def records(found: Listing) -> list[dict[str, Any]]:
-    with found.source.open() as read:
-        return [read(place) for place in range(len(found.keys))]
 
 
 LAYOUTS: dict[str, tuple[Files, list[str], dict[str, str]]] = {
@@ -180,7 +163,7 @@ def test_other_kinds_of_files_are_fields_of_their_kind(tmp_path: Path) -> None:
         listings(plant(tmp_path, tree), fields=fields)
     [found] = listings(tmp_path, fields=fields | {"caption": "captions/"}).values()
     assert found.fields == (("image", "image"), ("boxes", "json"), ("caption", "str"))
-    [one] = records(found)
+    [one] = samples(found)
     assert one["caption"] == "ein Bär" and one["boxes"] == {"boxes": [[1, 2, 3, 4]]}
 
 
@@ -204,10 +187,10 @@ def test_other_folders_beside_them_are_asked_about(tmp_path: Path) -> None:
     tree, _, fields = LAYOUTS["Pascal VOC"]
     root = plant(tmp_path, tree)
     with pytest.raises(OptionError, match="--from imagefolder") as caught:
-        told(root)
+        kind_of(root)
     assert "--fields image=JPEGImages/,mask=SegmentationClass/" in str(caught.value)
-    assert told(root, fields=fields) == "trees"
-    assert told(root, kind="imagefolder") == "imagefolder"
+    assert kind_of(root, fields=fields) == "trees"
+    assert kind_of(root, kind="imagefolder") == "imagefolder"
 
 
 @pytest.mark.parametrize(
@@ -219,7 +202,7 @@ def test_other_folders_beside_them_are_asked_about(tmp_path: Path) -> None:
     ],
 )
 def test_classes_of_such_names_are_classes(tmp_path: Path, tree: Files) -> None:
-    assert told(plant(tmp_path, tree)) == "imagefolder"
+    assert kind_of(plant(tmp_path, tree)) == "imagefolder"
 
 
 def test_splits_can_be_refused(tmp_path: Path) -> None:
@@ -338,7 +321,7 @@ def test_of_two_patterns_in_one_folder_the_longer_end_wins(tmp_path: Path) -> No
     assert found.problems == []
     assert found.notes == ["left out, being of no field: 1 file, such as x/notes.txt"]
     assert found.ignored == 1
-    assert [one["mask"] for one in records(found)] == [
+    assert [one["mask"] for one in samples(found)] == [
         noise(key.decode().replace(".png", "_mask.png"), 90) for key in found.keys
     ]
     pack(tmp_path / "src", tmp_path / "out", jobs=1, read=SourceOptions(fields=MASKS_BESIDE))
@@ -392,7 +375,7 @@ def test_a_pattern_goes_with_a_folder(tmp_path: Path) -> None:
     fields = {"image": "DIV2K_train_HR/", "low": "DIV2K_train_LR_bicubic/X2/*x2.png"}
     [found] = listings(plant(tmp_path, tree), fields=fields).values()
     assert found.keys == [b"0000.png", b"0001.png", b"0002.png"]
-    assert records(found)[1]["low"] == noise("DIV2K_train_LR_bicubic/X2/0001x2.png", 90)
+    assert samples(found)[1]["low"] == noise("DIV2K_train_LR_bicubic/X2/0001x2.png", 90)
 
 
 def test_all_of_a_name_may_be_its_end(tmp_path: Path) -> None:
@@ -427,7 +410,7 @@ def test_what_a_pattern_lacks_is_a_problem_with_its_name(tmp_path: Path) -> None
 def test_patterns_say_that_a_tar_is_no_webdataset(tmp_path: Path) -> None:
     tree = dataset("{}.jpg", "{}.seg.png")
     source = write(tmp_path / "a.tar", tar(tree))
-    assert told(source) == "webdataset"
+    assert kind_of(source) == "webdataset"
     [found] = listings(source, fields={"image": "*.jpg", "mask": "*.seg.png"}).values()
     assert found.keys == [b"0.jpg", b"1.jpg", b"2.jpg"]
 
