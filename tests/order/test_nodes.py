@@ -15,6 +15,7 @@ from support.naive_order import (
     Row,
     cases,
     located,
+    make,
     naive_epoch,
     read_rank,
     side_by_side,
@@ -50,18 +51,6 @@ def orders(draw: st.DrawFn) -> dict[str, Any]:
         "nodes": nodes,
         "node_spans": m,
     }
-
-
-def make(counts: Any, seed: int, epoch: int, C: int, u: int, buffer: int, **nodes: int) -> Epoch:
-    return Epoch(
-        np.array(counts, np.int64),
-        seed=seed,
-        epoch=epoch,
-        spans=C,
-        unit=u,
-        shuffle_buffer=buffer,
-        **nodes,
-    )
 
 
 @cases(300)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from hypothesis import HealthCheck, settings
@@ -200,6 +200,34 @@ def read_rank(epoch: Epoch, batch_size: int | None, W: int, **options) -> list[t
 
 TAILS: tuple[Tail, ...] = ("pad", "drop", "exact")
 
+
+def make(
+    counts: Any, seed: int, epoch: int, C: int, u: int, buffer: int | None, **nodes: int
+) -> Epoch:
+    """An epoch of shards with these many records. nodes: of orders that keep nodes apart."""
+    return Epoch(
+        np.array(counts, np.int64),
+        seed=seed,
+        epoch=epoch,
+        spans=C,
+        unit=u,
+        shuffle_buffer=buffer,
+        **nodes,
+    )
+
+
+epochs = st.fixed_dictionaries(
+    {
+        "counts": st.lists(
+            st.one_of(st.just(0), st.just(1), st.integers(0, 30)), min_size=0, max_size=9
+        ),
+        "seed": st.one_of(st.integers(0, 5), st.integers(0, M64)),
+        "epoch": st.integers(0, 3),
+        "C": st.integers(1, 9),
+        "u": st.integers(1, 5),
+        "buffer": st.one_of(st.none(), st.integers(0, 12), st.integers(0, 200)),
+    }
+)
 
 # Small blocks, so that small spans have many; the size must never matter.
 spans = st.tuples(
