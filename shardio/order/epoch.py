@@ -1,4 +1,4 @@
-"""Cut an epoch into spans and units, and says which record comes at each place of its order.
+"""Cut an epoch into spans and units, and say which record comes at each place of its order.
 
 How it works. There are three numberings of an epoch's N records, and an Epoch leads from the last
 to the first:
@@ -236,9 +236,9 @@ class Epoch:
             before = np.cumsum(self.shard_records) - self.shard_records
             begins = np.concatenate(([0], ends[:-1]))
             firsts = before[in_order] + begins - starts  # of each piece the number of its first
-            turn = np.argsort(firsts)
+            by_first = np.argsort(firsts)
             numbers = before[shards] + records
-            piece = turn[np.searchsorted(firsts[turn], numbers, side="right") - 1]
+            piece = by_first[np.searchsorted(firsts[by_first], numbers, side="right") - 1]
             found: Int64s = begins[piece] + numbers - firsts[piece]
             return found
         virtual = starts[np.argsort(in_order)][shards] + records

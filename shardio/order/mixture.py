@@ -64,7 +64,7 @@ class Pattern:
         return periods * self.slots[dataset] + int(self._before[dataset, rest])
 
     def rows(self, dataset: int, records: int) -> int:
-        """Count all rows up to the dataset's row number `records`, itself included; from 1."""
+        """Count the rows of the mixture until the dataset has had `records` rows, at least 1."""
         periods, last = divmod(records - 1, self.slots[dataset])
         rest = int(np.searchsorted(self._before[dataset], last + 1))
         return periods * len(self.period) + rest
@@ -151,17 +151,17 @@ def whole_slots(weights: Sequence[float], records: Sequence[int]) -> list[int]:
     records: of each dataset; as many as weights. Raises OptionError.
     """
     try:
-        exact = [_fraction(weight) for weight in weights]
+        fractions = [_fraction(weight) for weight in weights]
     except (TypeError, ValueError, OverflowError):
-        exact = []
-    if len(exact) != len(records) or any(weight <= 0 for weight in exact):
+        fractions = []
+    if len(fractions) != len(records) or any(weight <= 0 for weight in fractions):
         raise OptionError(
             f"weights is {printable(repr(weights))}: expected a number above 0 for each of the "
             f"{len(records)} datasets"
         )
-    simple = [weight.limit_denominator(10_000) for weight in exact]
-    if any(abs(a - b) > b / 10**9 for a, b in zip(simple, exact, strict=True)):
-        simple = exact
+    simple = [weight.limit_denominator(10_000) for weight in fractions]
+    if any(abs(a - b) > b / 10**9 for a, b in zip(simple, fractions, strict=True)):
+        simple = fractions
     total = sum(simple)
     ratios = [weight / total for weight in simple]
     period = math.lcm(*(ratio.denominator for ratio in ratios))

@@ -18,8 +18,8 @@ import numpy as np
 from .rng import NODES, SHARDS, Int64s, UInt64s, key, permutation, words
 
 
-class Pieces(NamedTuple):
-    """Hold parts of shards, end to end: of each its shard, first record, and records, (n,) each."""
+class ShardParts(NamedTuple):
+    """Hold parts of shards, laid end to end: shard, first record, count of records: (n,) each."""
 
     shards: Int64s
     firsts: Int64s
@@ -30,23 +30,23 @@ class Pieces(NamedTuple):
         """Return where each piece ends: (n,)."""
         return np.cumsum(self.records, dtype=np.int64)
 
-    def sorted(self, *keys: Int64s | UInt64s) -> Pieces:
-        """Return the pieces by these keys, the last one first; equal ones as they were."""
-        turn = np.lexsort(keys)
-        return Pieces(self.shards[turn], self.firsts[turn], self.records[turn])
+    def sorted(self, *keys: Int64s | UInt64s) -> ShardParts:
+        """Return the pieces sorted, stably, by the last of these keys, then by the one before."""
+        order = np.lexsort(keys)
+        return ShardParts(self.shards[order], self.firsts[order], self.records[order])
 
-    def cut(self, places: Int64s) -> Pieces:
-        """Return the pieces with those in two that reach over a place. Each has records."""
+    def cut(self, places: Int64s) -> ShardParts:
+        """Return the pieces, cut at these places. None is empty."""
         before, ends = self.ends, np.union1d(self.ends, places[places > 0])
         piece = np.searchsorted(before, ends)
         records = np.diff(ends, prepend=0)
         into = ends - records - (before - self.records)[piece]  # where it begins in its piece
-        return Pieces(self.shards[piece], self.firsts[piece] + into, records)
+        return ShardParts(self.shards[piece], self.firsts[piece] + into, records)
 
 
 def deal_shards(
     shard_records: Int64s, blocks: Int64s, *, nodes: int, seed: int, epoch: int
-) -> Pieces:
+) -> ShardParts:
     """Return the pieces of an epoch, in the order of its blocks.
 
     shard_records  (shards,) records of each
@@ -55,7 +55,7 @@ def deal_shards(
     """
     order = permutation(len(shard_records), key(NODES, seed))
     order = order[shard_records[order] > 0]
-    pieces = Pieces(order, np.zeros_like(order), shard_records[order])
+    pieces = ShardParts(order, np.zeros_like(order), shard_records[order])
     groups = np.cumsum([blocks[node::nodes].sum() for node in range(nodes)], dtype=np.int64)
     pieces = pieces.cut(groups)
     drawn = words(key(SHARDS, seed, epoch), 0, len(pieces.shards))

@@ -1,8 +1,8 @@
 """Deal the batches of an epoch to its consumers: the workers of each rank.
 
 How it works. The flat order is cut into batches of m units, and a step is world_size of these. The
-ranks take the batches of a step in the order of the spans that these come from (`dealt`), and
-worker i mod num_workers of a rank makes its batch of step i. So a consumer computes its batches
+ranks take the batches of a step in the order of the spans that these come from (`deal_batches`).
+Worker i mod num_workers of a rank makes its batch of step i. So a consumer computes its batches
 from four small numbers, without asking anybody. Where records do not fill a batch on every rank,
 the tail says whether the last step is repeated records, short, or left out.
 
@@ -148,25 +148,25 @@ class Partition:
         first = self.start + step * self.world_size * units  # of all ranks
         if self.batch_size is None or self.world_size == 1:
             return first + self.rank
-        return first + int(self._dealt(first)[self.rank]) * units
+        return first + int(self._deal(first)[self.rank]) * units
 
-    def _dealt(self, first: int) -> Int64s:
+    def _deal(self, first: int) -> Int64s:
         """Return which batch of the step that begins with this unit each rank takes."""
         epoch, spans = self.epoch, self.epoch.spans
         nodes = epoch.nodes, epoch.node_spans
-        return dealt(first % spans, spans, self.world_size, self.batch_units, *nodes)
+        return deal_batches(first % spans, spans, self.world_size, self.batch_units, *nodes)
 
     def turns(self, most: int) -> Int64s:
-        """Return `dealt` of the first steps, after which it comes again, or of the `most` first.
+        """Return which batch each rank takes in the first steps: (steps, world_size).
 
-        (steps, world_size)
+        After these steps it repeats. most: steps, at most.
         """
         spans, units = self.epoch.spans, self.batch_units * self.world_size
         steps = range(min(most, spans // math.gcd(units, spans)))
         if self.batch_size is None:
             turns = [np.arange(self.world_size)] * len(steps)
         else:
-            turns = [self._dealt(self.start + step * units) for step in steps]
+            turns = [self._deal(self.start + step * units) for step in steps]
         return np.array(turns, np.int64).reshape(len(turns), self.world_size)
 
     def batch(self, step: int) -> Batch:
@@ -195,14 +195,14 @@ class Partition:
         flat = flat * self.world_size + (self.start + self.rank)
         own = int(flat.searchsorted(records))
         draws, spans = np.divmod(flat[:own], self.epoch.spans)
-        turn = spans.argsort(kind="stable")
-        draws, spans = draws[turn], spans[turn]
+        by_span = spans.argsort(kind="stable")
+        draws, spans = draws[by_span], spans[by_span]
         new = np.ones(own, bool)  # True where a piece begins
         new[1:] = (spans[1:] != spans[:-1]) | (draws[1:] != draws[:-1] + 1)
         first = np.flatnonzero(new)
         counts = np.diff(first, append=own)
         pieces = zip(spans[first].tolist(), draws[first].tolist(), counts.tolist(), strict=True)
-        return list(pieces), turn, (flat[own:] - records) % max(1, records)
+        return list(pieces), by_span, (flat[own:] - records) % max(1, records)
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +237,7 @@ class RowRanges:
 
 
 @lru_cache(maxsize=64)  # steps begin on C / gcd(W m, C) spans; 0.1 ms for 4,096 ranks
-def dealt(
+def deal_batches(
     first: int,
     spans: int,
     world_size: int,
@@ -257,14 +257,14 @@ def dealt(
     with its own; then modulo C. Where W m divides C, and in steps that begin at multiples of it,
     rank r takes batch r. Where nodes have shards of their own, the batches of each node come first.
 
-    >>> dealt(0, spans=4, world_size=4, batch_units=2)  # of spans 0-1, 2-3, 0-1 and 2-3
+    >>> deal_batches(0, spans=4, world_size=4, batch_units=2)  # of spans 0-1, 2-3, 0-1 and 2-3
     array([0, 2, 1, 3])
     """
     begins = first + np.arange(world_size) * batch_units
     of_class = begins % math.gcd(world_size * batch_units, spans)
-    turn = np.lexsort((begins % spans, of_class, begins % spans // node_spans % nodes))  # stable
-    turn.flags.writeable = False  # it is shared
-    return turn
+    batches = np.lexsort((begins % spans, of_class, begins % spans // node_spans % nodes))  # stable
+    batches.flags.writeable = False  # the cache shares it
+    return batches
 
 
 def unshared_spans(share: Partition) -> int:
@@ -285,6 +285,6 @@ def sharers(spans: int, consumers: int, batch_units: int) -> int:
     divide C, or are divided by it; else fewer consumers may share a span.
     """
     # If ranks took batches in turn, those of a consumer would begin at every multiple of `step`
-    # units, on some span modulo C. `dealt` gives each span to other ranks, but to no more of them.
+    # units, on some span modulo C. `deal_batches` gives a span to other ranks, but to no more.
     step = math.gcd(consumers * batch_units, spans)
     return consumers * min(batch_units, step) // step

@@ -26,7 +26,7 @@ from support.naive_order import (
 
 from shardio.errors import OptionError
 from shardio.order import partition
-from shardio.order.partition import Partition, dealt, sharers
+from shardio.order.partition import Partition, deal_batches, sharers
 
 
 @cases(450)
@@ -140,7 +140,7 @@ def test_ranks_take_a_step_by_the_spans_it_comes_from(C, R, m, start):
 )
 def test_ranks_whose_step_divides_the_spans_take_batches_in_turn(C, R, m):
     for step in range(2 * C // (R * m)):
-        assert dealt(step * R * m % C, C, R, m).tolist() == list(range(R))
+        assert deal_batches(step * R * m % C, C, R, m).tolist() == list(range(R))
 
 
 @pytest.mark.parametrize("m", [2, 4, 8])
@@ -151,7 +151,7 @@ def test_each_node_of_8_ranks_touches_its_part_of_the_spans(nodes, m):
         touched = set()
         for step in range(C):
             first = step * R * m
-            turn = dealt(first % C, C, R, m)[8 * node : 8 * node + 8].tolist()
+            turn = deal_batches(first % C, C, R, m)[8 * node : 8 * node + 8].tolist()
             touched |= {(first + b * m + i) % C for b in turn for i in range(m)}
         assert len(touched) == C // nodes
 
@@ -163,7 +163,7 @@ def test_other_counts_of_nodes_touch_little_more(nodes):
         touched = set()
         for step in range(C):
             first = step * R * m
-            turn = dealt(first % C, C, R, m)[8 * node : 8 * node + 8].tolist()
+            turn = deal_batches(first % C, C, R, m)[8 * node : 8 * node + 8].tolist()
             touched |= {(first + b * m + i) % C for b in turn for i in range(m)}
         assert len(touched) <= 1.75 * C / nodes
 
