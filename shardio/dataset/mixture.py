@@ -57,7 +57,9 @@ class Mixture(Stream):
         self.device_crop = first.device_crop
         records = [dataset.records for dataset in self._datasets]
         self._pattern = Pattern(whole_slots(records if weights is None else weights, records))
-        self.length = epoch_rows(length, [self._pattern.rows(d, n) for d, n in enumerate(records)])
+        self.length = epoch_rows(
+            length, [self._pattern.rows_until(d, n) for d, n in enumerate(records)]
+        )
         super().__init__(
             MixedOptions.of([dataset.options for dataset in self._datasets]),
             np.array([self.length], np.int64),

@@ -99,7 +99,7 @@ class Span:
         The last is how many places from this one on follow each other in the shard.
         """
         epoch = self._epoch
-        shard, record, count = epoch.stretch(epoch.span_start(self._index) + place)
+        shard, record, count = epoch.contiguous_run(epoch.span_start(self._index) + place)
         stop = self.cut if place < self.cut else self.records
         return int(self._starts[shard]) + record, shard, record, min(count, stop - place)
 

@@ -216,7 +216,7 @@ class Epoch:
         place = np.searchsorted(ends, virtual, side="right")  # right: passes over empty shards
         return shards[place], virtual - starts[place]
 
-    def stretch(self, virtual: int) -> tuple[int, int, int]:
+    def contiguous_run(self, virtual: int) -> tuple[int, int, int]:
         """Return shard and record of a virtual position, and how many follow in storage from there.
 
         Itself included. Only where windows shuffle.

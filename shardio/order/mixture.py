@@ -63,7 +63,7 @@ class Pattern:
         periods, rest = divmod(rows, len(self.period))
         return periods * self.slots[dataset] + int(self._before[dataset, rest])
 
-    def rows(self, dataset: int, records: int) -> int:
+    def rows_until(self, dataset: int, records: int) -> int:
         """Count the rows of the mixture until the dataset has had `records` rows, at least 1."""
         periods, last = divmod(records - 1, self.slots[dataset])
         rest = int(np.searchsorted(self._before[dataset], last + 1))

@@ -156,7 +156,7 @@ class Partition:
         nodes = epoch.nodes, epoch.node_spans
         return deal_batches(first % spans, spans, self.world_size, self.batch_units, *nodes)
 
-    def turns(self, most: int) -> Int64s:
+    def batches_of_ranks(self, most: int) -> Int64s:
         """Return which batch each rank takes in the first steps: (steps, world_size).
 
         After these steps it repeats. most: steps, at most.
@@ -164,10 +164,10 @@ class Partition:
         spans, units = self.epoch.spans, self.batch_units * self.world_size
         steps = range(min(most, spans // math.gcd(units, spans)))
         if self.batch_size is None:
-            turns = [np.arange(self.world_size)] * len(steps)
+            dealt = [np.arange(self.world_size)] * len(steps)
         else:
-            turns = [self._deal(self.start + step * units) for step in steps]
-        return np.array(turns, np.int64).reshape(len(turns), self.world_size)
+            dealt = [self._deal(self.start + step * units) for step in steps]
+        return np.array(dealt, np.int64).reshape(len(dealt), self.world_size)
 
     def batch(self, step: int) -> Batch:
         """Return the batch of any step of this rank, in [0, steps)."""

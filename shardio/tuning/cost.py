@@ -268,7 +268,7 @@ def _count(share: Partition, manifest: Manifest) -> WorkerReads:
 def _readers(share: Partition) -> Int64s:
     """Tell of each batch, of all ranks, which consumer makes it: worker * ranks + rank."""
     ranks = share.world_size
-    turns = share.turns(share.steps)
+    turns = share.batches_of_ranks(share.steps)
     steps = np.arange(share.steps)
     rank = np.argsort(turns, axis=1)[steps % max(1, len(turns))]
     readers: Int64s = (rank + (steps % share.num_workers)[:, None] * ranks).reshape(-1)

@@ -78,7 +78,7 @@ def touched_spans(share: Partition, local_world_size: int) -> tuple[int, int]:
     Of the machine that touches most.
     """
     spans, units, ranks = share.epoch.spans, share.batch_units, share.world_size
-    turns = share.turns(max(1, _LOOKED // ranks))
+    turns = share.batches_of_ranks(max(1, _LOOKED // ranks))
     steps = np.arange(len(turns))[:, None] * (ranks * units)
     begins = (share.start + steps + turns * units) % spans  # (steps, ranks)
     most = 0, 1

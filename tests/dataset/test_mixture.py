@@ -158,7 +158,7 @@ def test_any_first_rows_hold_each_share_rounded_up_or_down(slots):
             assert counts[d] in (n * k // total, -(-n * k // total))
         (owner,) = pattern.owners(n, n + 1)
         counts[owner] += 1
-        assert pattern.rows(owner, counts[owner]) == n + 1
+        assert pattern.rows_until(owner, counts[owner]) == n + 1
     assert counts[0] == 2 * slots[0] + (owner == 0)
 
 

@@ -82,7 +82,7 @@ def test_places_in_storage_lead_there_and_back(case):
     shards, records = epoch.locate(virtual)
     assert epoch.virtual_position(shards, records).tolist() == virtual.tolist()
     for place in virtual.tolist():
-        shard, record, count = epoch.stretch(place)
+        shard, record, count = epoch.contiguous_run(place)
         assert (shard, record) == (shards[place], records[place])
         follow = slice(place, place + count)
         assert (shards[follow] == shard).all()
