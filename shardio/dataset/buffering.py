@@ -259,7 +259,7 @@ class Windows(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        spans = min(self.share.touched * self.local_consumers, self.share.epoch.spans)
+        spans = min(self.share.spans_read * self.local_consumers, self.share.epoch.spans)
         self.cached_bytes = math.ceil(spans * (self.window_bytes + self.run))
 
     def open(self, reader: Reader, selection: Selection | None) -> None:
@@ -399,7 +399,7 @@ class Held(Policy):
         self._early: set[int] = set()  # handed out before their block is read: not to be held
         # Of all windows, were there no budget.
         self.windows_bytes = math.ceil(
-            self.share.touched * (self.window_bytes + self._beyond_bytes())
+            self.share.spans_read * (self.window_bytes + self._beyond_bytes())
         )
         self.records_bytes = min(self.windows_bytes, self.budget)
 
@@ -519,14 +519,14 @@ class Ranges(Blocks):
         rows = math.ceil(self.in_flight / self.mean_bytes)
         self.rows_ahead = min(rows, DRAWN)
         # Records of each span that are asked for beyond those of batches drawn.
-        self._ask_lead = (rows - self.rows_ahead) // self.share.touched
+        self._ask_lead = (rows - self.rows_ahead) // self.share.spans_read
 
     def _beyond_bytes(self) -> float:
         return RANGE / 2
 
     def store_traffic(self, consumers: int, part: float) -> tuple[float, float]:
         epoch = self.share.epoch
-        touched = min(1.0, self.share.touched * consumers / epoch.spans)
+        touched = min(1.0, self.share.spans_read * consumers / epoch.spans)
         requests = touched * requests_of_spans(epoch, epoch.spans, self.mean_bytes)
         return self.dataset_bytes * part, requests
 
@@ -576,7 +576,7 @@ def choose_policy(
     batched_reads     the core reads many records at a time, so that holding them gains nothing
     calls_per_record  asked where all is shuffled: the calls that announce all records, for each
     """
-    epoch, touched, shared = share.epoch, share.touched, share.sharers > 1
+    epoch, touched, shared = share.epoch, share.spans_read, share.sharers > 1
     here = share, mean_bytes, local_consumers
     if remote:
         if not shared and not epoch.shuffles_all:

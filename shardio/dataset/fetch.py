@@ -180,7 +180,7 @@ class Fetch:
             return
         # Not more of a span than is held or announced ahead of it.
         policy, (least, most) = self.policy, buffering.STEPS
-        most = max(least, min(most, share.touched * (policy.lead or most)))
+        most = max(least, min(most, share.spans_read * (policy.lead or most)))
         steps, done = share.worker_steps, 0
         while done < len(steps):
             some = steps[done : done + min(most, max(least, done - policy.rows_ahead))]
@@ -199,7 +199,7 @@ class Fetch:
         for batch in batches:
             some.append(batch)
             pieces = [piece for piece in batch[0] if piece[0] not in self._spans]
-            if not pieces or len(some) > self.share.touched:
+            if not pieces or len(some) > self.share.spans_read:
                 break
             for index, first, _ in pieces:
                 self._spans[index] = span = self._new_span(index, first)

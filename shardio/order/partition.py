@@ -133,8 +133,8 @@ class Partition:
         return sharers(self.epoch.spans, self.world_size * self.num_workers, self.batch_units)
 
     @property
-    def touched(self) -> int:
-        """Count the spans that this consumer touches, at most, and at least 1."""
+    def spans_read(self) -> int:
+        """Count the spans that this consumer reads, at most, and at least 1."""
         spans = min(self.epoch.spans, max(1, self.epoch.units))
         return max(1, spans * self.sharers // (self.world_size * self.num_workers))
 
@@ -226,8 +226,8 @@ class RowRanges:
         return self.consumers
 
     @property
-    def touched(self) -> int:
-        """Count the spans that this consumer touches, at least 1."""
+    def spans_read(self) -> int:
+        """Count the spans that this consumer reads, at least 1."""
         return min(self.epoch.spans, max(1, self.epoch.units))
 
     def __iter__(self) -> Iterator[Batch]:

@@ -290,7 +290,7 @@ def _network(job: TrainingJob) -> Iterator[Advice]:
 
 def _left_out(job: TrainingJob) -> Iterator[Advice]:
     """Look at windows that do not fit what may be held."""
-    window, spans = job.epoch.window * job.record_bytes, job.share.touched
+    window, spans = job.epoch.window * job.record_bytes, job.share.spans_read
     here, budget = job.local_consumers, job.policy.budget
     if spans * (window + job.policy.run) <= budget:
         return
@@ -312,7 +312,7 @@ def _left_out(job: TrainingJob) -> Iterator[Advice]:
 def _memory(job: TrainingJob) -> Iterator[Advice]:
     """Look at what takes more memory than there is."""
     epoch, here, available = job.epoch, job.local_consumers, job.available_bytes
-    state = job.share.touched * epoch.window * ORDER_BYTES + job.memory.permutation_bytes
+    state = job.share.spans_read * epoch.window * ORDER_BYTES + job.memory.permutation_bytes
     cached = not job.policy.budget and not epoch.shuffles_all
     window = min(job.window_bytes, job.dataset_bytes) if cached else 0
     what = ""
@@ -343,7 +343,7 @@ def _memory(job: TrainingJob) -> Iterator[Advice]:
 def _files(job: TrainingJob) -> Iterator[Advice]:
     """Look at shards that are opened again and again."""
     needed, limit = job.files_needed, job.files_limit
-    spans, touched = job.epoch.spans, job.share.touched
+    spans, touched = job.epoch.spans, job.share.spans_read
     if needed <= limit:
         return
     code = "files_reopened"
@@ -370,7 +370,7 @@ def _row_groups(job: TrainingJob) -> Iterator[Advice]:
     if job.manifest.format not in GROUPED or type(group) is not dict:
         return
     rows, size = max(1, group["rows"]), group["bytes"]
-    epoch, touched = job.epoch, job.share.touched
+    epoch, touched = job.epoch, job.share.spans_read
     # Records that are held are read in order; others are when they are handed out: files_needed.
     held = job.policy.budget > 0
     groups = job.records / rows

@@ -173,7 +173,7 @@ class TrainingJob:
         if self.epoch.shuffles_all:
             return self.shards
         across = 2 * self.epoch.window * self.shards / max(1, self.records)
-        return min(self.shards, math.ceil(self.share.touched * (1 + across)))
+        return min(self.shards, math.ceil(self.share.spans_read * (1 + across)))
 
     @property
     def nodes_read(self) -> int:
@@ -194,7 +194,7 @@ class TrainingJob:
         epoch, manifest = self.epoch, self.manifest
         sizes = np.sort(manifest.shard_records[epoch.shard_records > 0])
         records = min(self.policy.records_bytes, manifest.size)
-        order = self.share.touched * (_BLOCK_BYTES + ORDER_BYTES * epoch.window)
+        order = self.share.spans_read * (_BLOCK_BYTES + ORDER_BYTES * epoch.window)
         permutation = 8 * epoch.records if epoch.shuffles_all else 0
         index = INDEX_BYTES * int(sizes[len(sizes) - self.files_open :].sum())
         process = records + order + permutation + index
@@ -284,7 +284,7 @@ def _estimate(share: Partition, shards: int, mean_bytes: float) -> WorkerReads:
     else:  # as many as its spans have, or its pieces reach
         reach = 1 + epoch.window * shards / max(1, epoch.records)
         pieces = int(records.max()) / epoch.unit * reach
-        across = min(share.touched * (shards / epoch.spans + 1), pieces)
+        across = min(share.spans_read * (shards / epoch.spans + 1), pieces)
     return _reads(
         share,
         share.sharers if epoch.units else 1,
@@ -306,7 +306,7 @@ def _reads(
 ) -> WorkerReads:
     """Sum up the records, the shards and the bytes that each consumer reads, (consumers,) each."""
     records, shards, sizes = ((int(each.min()), int(each.max())) for each in reads)
-    return WorkerReads(is_exact, _steps(share), records, shards, sizes, share.touched, sharers)
+    return WorkerReads(is_exact, _steps(share), records, shards, sizes, share.spans_read, sharers)
 
 
 def _shard_means(manifest: Manifest) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -52,7 +52,7 @@ def machine_traffic(share: Partition, policy: Policy, *, local_world_size: int) 
     # most those that its units do.
     reach = 1 + epoch.window * shards / max(1, epoch.records)
     units = epoch.units / (share.world_size * share.num_workers)
-    opened = min(shards, share.touched * (1 + shards / epoch.spans), max(1.0, units * reach))
+    opened = min(shards, share.spans_read * (1 + shards / epoch.spans), max(1.0, units * reach))
     if epoch.shuffles_all:
         opened = min(shards, epoch.records / (share.world_size * share.num_workers))
     ends = local * opened * _END_BYTES * epoch.records / max(1, shards)
@@ -60,7 +60,7 @@ def machine_traffic(share: Partition, policy: Policy, *, local_world_size: int) 
     sent, requests = policy.store_traffic(local, part)
     kept = everything * max(part, touched)
     within = everything * nodes / epoch.nodes  # that the machine reads in the course of all epochs
-    borders = 2 * min(epoch.spans, share.touched * local) if touched < 1 else shards
+    borders = 2 * min(epoch.spans, share.spans_read * local) if touched < 1 else shards
     return Traffic(
         bytes=math.ceil(sent + ends),
         requests=math.ceil(requests + fixed),

@@ -289,7 +289,7 @@ class _Search:
         share = replace(rank, num_workers=max(1, plan.num_workers))
         window = rank_window = plan.window(buffer)
         if buffer is not None:
-            rank_window = min(window, rank.touched * epoch.window)
+            rank_window = min(window, rank.spans_read * epoch.window)
         choose = partial(
             choose_policy,
             share,
