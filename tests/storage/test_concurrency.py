@@ -1,18 +1,13 @@
 """How many requests run at once, in front of simulated stores: what a link carries, and no more."""
 
 import random
-import threading
 
 import pytest
-from support import LIMIT_S
 
-from shardio.storage import retry_after, transfers
-from shardio.storage.client import Reply, Request, RequestError
 from shardio.storage.concurrency import FIRST, LEAST, MOST, Limit, parts
-from shardio.storage.retry_after import Asked
-from shardio.storage.stores import Store
 
 SIZE = 8 << 20
+
 TICK_S = 0.005
 
 
@@ -215,42 +210,3 @@ def test_a_store_of_two_speeds_is_asked_often() -> None:
         store.a_request = 200e6 if draw.random() < 0.1 else 40e6
         store.run(0.5)
     assert store.allowed > MOST / 2
-
-
-# --- two kinds of requests ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("held", [100_000, SIZE])
-@pytest.mark.parametrize("throttled", [False, True])
-def test_neither_kind_of_request_waits_for_the_other(
-    monkeypatch: pytest.MonkeyPatch, held: int, throttled: bool
-) -> None:
-    gate, begun = threading.Event(), threading.Semaphore(0)
-    refusals = threading.Semaphore(int(throttled))
-
-    class Client:
-        def send(self, request: Request) -> Reply:
-            if request.length == held:
-                begun.release()
-                assert gate.wait(LIMIT_S)
-            elif refusals.acquire(blocking=False):
-                raise RequestError("throttled", "fewer")
-            return Reply(memoryview(bytes(request.length)), 1 << 40, "")
-
-    one, store = Client(), Store("http://127.0.0.1:9", timeout_s=60.0)
-    monkeypatch.setattr(transfers, "client", lambda _: one)
-    monkeypatch.setattr(retry_after, "ask", lambda *_: Asked(throttled=False, after_s=None))
-    sender = transfers.Transfers()
-    other = SIZE + 100_000 - held
-    try:
-        waiting = [sender.submit(Request(store, "file", 0, held), urgent=True) for _ in range(100)]
-        for _ in range(FIRST):
-            assert begun.acquire(timeout=LIMIT_S)
-        found = [sender.submit(Request(store, "file", n, other)) for n in range(10)]
-        assert [len(future.result(LIMIT_S).data) for future in found] == [other] * 10
-        assert not any(future.done() for future in waiting)
-        gate.set()
-        assert [len(future.result(LIMIT_S).data) for future in waiting] == [held] * 100
-    finally:
-        gate.set()
-        assert sender.close(LIMIT_S)

@@ -16,19 +16,12 @@ from support.trees import environment
 
 from shardio import Storage
 from shardio.errors import OptionError, StorageError
-from shardio.storage import ranges
 from shardio.storage.listing import Listed, Order, Page
 from shardio.storage.location import locate
 from shardio.storage.remote import RemoteLocation
 
 FOLDER = "da ta%20"
 FILES = ["a-b/3", "a/1.jpg", "a/2.jpg", "b/x y%20ü.jpg", ".h", "e", "zero", "b.jpg"]
-
-
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    yield
-    ranges.close()
 
 
 @pytest.fixture(scope="module")

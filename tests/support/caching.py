@@ -50,6 +50,17 @@ def is_right(file: CachedFile, number: int) -> bool:
     return os.pread(file.descriptor, length, start) == content(file.layout.shard, start, length)
 
 
+def on_disk(folder: Path) -> int:
+    """Return the bytes that the files of a cache take."""
+    return sum(one.lstat().st_blocks * 512 for one in folder.glob("shardio-*-*.cache"))
+
+
+def the_file(folder: Path) -> Path:
+    """Return the one file of a shard that a cache has."""
+    [found] = folder.glob("shardio-*-*.cache")
+    return found
+
+
 def arguments(code: str, *more: str | Path) -> list[str]:
     """Return the command of a child process with these names at hand, and `path`: more[0]."""
     begin = """
