@@ -1,4 +1,4 @@
-"""Batches to a device: the numbers, the order, what is kept and what is let go.
+"""Batches to a device: their order, what is kept and what is let go.
 
 Where there is no GPU, all that does not need one is tested with plain copies, and with a
 transfer of which the tests say when a batch has been read. The rest needs CUDA; it is skipped,
@@ -10,138 +10,31 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import random
 import re
-import warnings
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from support import small_datasets
+from support.device_batches import MEAN, STD, batches, pictures, wanted
 from support.gpu import DEVICES, gpu
 from torch.utils.data import DataLoader, TensorDataset
 
 from shardio.dataset.protocol import BatchIterator
-from shardio.errors import OptionError, StateError, StorageError
-from shardio.loader import pinned
+from shardio.errors import OptionError, StateError
 from shardio.loader.device import DeviceOptions, DevicePrefetcher, Target, prefetch
 from shardio.loader.device_crops import Cropper
-from shardio.loader.pinned import LockedMemory, is_page_locked, locked_bytes, page_lock, page_unlock
-from shardio.loader.transfer import DeviceBatch, Transfer, strided_parts
-
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-class Pair(NamedTuple):
-    images: Any
-    labels: Any
+from shardio.loader.transfer import DeviceBatch, Transfer
 
 
 class Stats(NamedTuple):
     rows: int = 0
     device_s: float = 0.0
-
-
-def pictures(
-    count: int = 2, size: tuple[int, int] = (4, 5), channels: int = 3, seed: int = 0
-) -> torch.Tensor:
-    """(B, C, H, W) uint8 with channels_last strides, as collate makes them."""
-    noise = np.random.default_rng(seed)
-    return torch.from_numpy(
-        noise.integers(0, 256, (count, *size, channels), dtype=np.uint8)
-    ).permute(0, 3, 1, 2)
-
-
-def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return [(pictures(seed=i), torch.tensor([i, i])) for i in range(count)]
-
-
-def wanted(pixels: torch.Tensor, mean: Any = MEAN, std: Any = STD) -> torch.Tensor:
-    """What training code usually writes, in float64."""
-    mean, std = (torch.tensor(v, dtype=torch.float64).view(1, -1, 1, 1) for v in (mean, std))
-    return (pixels.double() / 255 - mean) / std
-
-
-# --- the numbers ----------------------------------------------------------------------------------
-
-
-def test_images_are_normalised_and_all_else_is_as_it_was() -> None:
-    every = torch.arange(256, dtype=torch.uint8).repeat(3, 1).view(1, 3, 16, 16)
-    labels, names = torch.tensor([3]), ["a"]
-    ((images, same, others),) = prefetch([(every, labels, names)], "cpu", mean=MEAN, std=STD)
-    assert images.dtype == torch.float32
-    assert torch.allclose(images.double(), wanted(every), rtol=0, atol=5e-7)
-    assert same is labels and others == names
-
-
-def test_the_formula_is_one_product_and_one_sum_in_float32() -> None:
-    pixels = pictures()
-    scale = torch.tensor([1 / (255 * s) for s in STD]).view(1, 3, 1, 1)
-    bias = torch.tensor([-m / s for m, s in zip(MEAN, STD, strict=True)]).view(1, 3, 1, 1)
-    floats = pixels.float() * scale + bias
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        (images,) = prefetch([pixels], "cpu", mean=MEAN, std=STD, dtype=dtype)
-        assert images.dtype == dtype and torch.equal(images, floats.to(dtype))
-
-
-def test_without_options_bytes_stay_bytes() -> None:
-    pixels = pictures()
-    (images,) = prefetch([pixels], "cpu")
-    assert images is pixels
-
-
-def test_a_dtype_alone_only_casts() -> None:
-    pixels = pictures()
-    (images,) = prefetch([pixels], "cpu", dtype=torch.bfloat16)
-    assert torch.equal(images, pixels.to(torch.bfloat16)) and images.max() > 1
-
-
-def test_one_number_stands_for_all_channels_and_one_option_for_both() -> None:
-    pixels = pictures()
-    (images,) = prefetch([pixels], "cpu", mean=0)
-    assert torch.allclose(images.double(), pixels.double() / 255, atol=1e-7)
-    (images,) = prefetch([pixels], "cpu", std=np.float32(0.5))
-    assert torch.allclose(images.double(), pixels.double() / 127.5, atol=1e-6)
-    (images,) = prefetch([pixels], "cpu", mean=MEAN, std=0.5)
-    assert torch.allclose(images.double(), wanted(pixels, MEAN, (0.5,) * 3), atol=1e-6)
-
-
-def test_images_have_as_many_channels_as_mean_has_values() -> None:
-    grey, masks = pictures(channels=1), pictures(channels=2)
-    images, others = next(iter(prefetch([(grey, masks)], "cpu", mean=[0.5], std=[0.25])))
-    assert torch.allclose(images.double(), wanted(grey, (0.5,), (0.25,)), atol=1e-6)
-    assert others is masks
-
-
-@pytest.mark.parametrize("mean", [None, MEAN])
-def test_strides_stay_unless_they_are_asked_for(mean: Any) -> None:
-    last = pictures(3, (6, 7))
-    first = last.contiguous()
-
-    def strides(pixels: torch.Tensor, channels_last: bool | None) -> tuple[int, ...]:
-        (images,) = prefetch([pixels], "cpu", mean=mean, channels_last=channels_last)
-        assert torch.equal(images.float(), images.contiguous().float())
-        found: tuple[int, ...] = images.stride()
-        return found
-
-    for pixels in (last, first):
-        assert strides(pixels, None) == pixels.stride()
-        assert strides(pixels, True) == last.stride()
-        assert strides(pixels, False) == first.stride()
-
-
-def test_the_user_s_batch_is_not_written_to() -> None:
-    pixels = pictures()
-    before = pixels.clone()
-    (images,) = prefetch([pixels], "cpu", mean=MEAN, std=STD)
-    images.zero_()
-    assert torch.equal(pixels, before)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -155,33 +48,6 @@ def test_batches_of_inference_mode_can_be_trained_with_after_it(device: str) -> 
     for images in (first, second, third):
         (images * weight).sum().backward()
     assert weight.grad is not None
-
-
-# --- batches of any structure ---------------------------------------------------------------------
-
-
-def test_tuples_lists_and_dicts_keep_their_structure() -> None:
-    pixels, labels = pictures(), torch.tensor([1, 2])
-    batch = {
-        "pair": Pair(pixels, labels),
-        "list": [pixels, b"bytes", None],
-        "ordered": OrderedDict(b=(pixels,), a=3.5),
-        "deep": ({"x": [(pixels,)]},),
-    }
-    (found,) = prefetch([batch], "cpu", mean=MEAN)
-    assert list(found) == list(batch) and batch["pair"].images is pixels
-    assert type(found["pair"]) is Pair and found["pair"].labels is labels
-    assert type(found["list"]) is list and found["list"][1:] == [b"bytes", None]
-    assert type(found["ordered"]) is OrderedDict and list(found["ordered"]) == ["b", "a"]
-    images = found["pair"].images
-    for other in (found["list"][0], found["ordered"]["b"][0], found["deep"][0]["x"][0][0]):
-        assert other.dtype == torch.float32 and torch.equal(other, images)
-
-
-def test_what_is_no_tensor_passes_unchanged() -> None:
-    for batch in (None, 3, "text", [b"\xff\xd8", b"\xff\xd8"], np.zeros(3)):
-        (found,) = prefetch([batch], "cpu")
-        assert found is batch or found == batch
 
 
 # --- order, errors, ends --------------------------------------------------------------------------
@@ -422,95 +288,6 @@ def test_of_a_loader_that_does_not_say_nothing_is_made_up() -> None:
     assert ahead.batch_stats is None
 
 
-# --- staging --------------------------------------------------------------------------------------
-
-
-class Plain(pinned.StagingBuffers):
-    """Staging in memory that is not page-locked; all but the locking runs without a GPU."""
-
-    locked = 0
-
-    def new_locked(self, size: int) -> torch.Tensor:
-        self.locked += 1
-        return torch.full((size,), 0xAA, dtype=torch.uint8)
-
-
-def test_staged_tensors_are_copies_with_the_strides_of_a_copy() -> None:
-    wide = torch.arange(64, dtype=torch.int64).view(8, 8)
-    tensors = [
-        *(pictures(3), torch.tensor([1, 2]), torch.tensor(2.5), torch.tensor([True])),
-        *(wide.t(), wide[:, ::2], wide[1:2].expand(4, 8), torch.zeros(0), torch.eye(2).to_sparse()),
-    ]
-    staging = Plain("auto")
-    sent, buffer = staging.stage(tensors)
-    assert buffer is not None and staging.bytes == buffer.numel() == sum(
-        -(-t.numel() * t.element_size() // 256) * 256 for t in tensors[:7]
-    )
-    staged = [copied for copied, _ in sent]
-    assert all(one is t for one, t in zip(staged[7:], tensors[7:], strict=True))
-    assert [directly for _, directly in sent] == [True] * 4 + [False] + [True] * 2 + [False] * 2
-    before = [t.clone() for t in tensors[:7]]
-    for tensor, copied, found in zip(tensors, before, staged, strict=False):
-        assert found is not tensor.dtype == tensor.dtype and torch.equal(found, tensor)
-        assert found.stride() == copied.stride() and found.data_ptr() % 8 == 0
-        first = found.data_ptr() - buffer.data_ptr()
-        assert 0 <= first <= buffer.numel() - found.numel() * found.element_size()
-    for tensor in tensors[:4]:
-        tensor.zero_()  # as the loader does with memory that was let go
-    for found, copied in zip(staged, before, strict=False):
-        assert torch.equal(found, copied)
-
-
-def test_a_staging_buffer_is_used_again_when_it_is_given_back() -> None:
-    staging = Plain("auto")
-    _, first = staging.stage([pictures(4)])
-    _, second = staging.stage([pictures(4)])
-    assert first is not None and second is not None and first is not second
-    staging.give_back(first)
-    assert staging.stage([pictures(2)])[1] is first  # the last batch is smaller
-    staging.give_back(first)
-    staging.give_back(second)
-    assert staging.locked == 2
-    _, larger = staging.stage([pictures(90)])
-    assert staging.locked == 3 and larger is not None
-    assert staging.bytes == larger.numel()  # the small ones are let go
-
-
-def test_staging_buffers_are_let_go_but_for_those_that_are_read() -> None:
-    staging = Plain("auto")
-    _, first = staging.stage([pictures(4)])
-    _, second = staging.stage([pictures(4)])
-    staging.give_back(first)
-    staging.clear()
-    assert second is not None and staging.bytes == second.numel()
-    staging.give_back(second)
-    staging.clear()
-    assert staging.bytes == 0
-
-
-def test_memory_that_cannot_be_locked_is_said_once_and_done_without(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pinned, "warned", False)
-
-    class Full(pinned.StagingBuffers):
-        tries = 0
-
-        def new_locked(self, size: int) -> torch.Tensor:
-            self.tries += 1
-            raise RuntimeError("CUDA error: out of memory")
-
-    staging, tensors = Full("auto"), [pictures(4)]
-    as_they_lie = [(tensors[0], False)], None
-    with pytest.warns(UserWarning, match=r"256 B cannot be page-locked .*ulimit -l.*pin=False"):
-        assert staging.stage(tensors) == as_they_lie
-    assert staging.stage(tensors) == as_they_lie and staging.tries == 1
-    assert Full("auto").stage(tensors) == as_they_lie  # another loader: said already
-    with pytest.raises(StorageError, match="pin=True, but 256 B cannot be page-locked"):
-        Full(True).stage(tensors)
-    assert Full(False).stage(tensors) == as_they_lie
-
-
 # --- around a loader ------------------------------------------------------------------------------
 
 
@@ -645,59 +422,6 @@ def test_cuda_without_cuda_says_that_torch_is_a_cpu_build(device: Any) -> None:
     assert torch.__version__ in str(caught.value) and 'device="cpu"' in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "batch, words",
-    [
-        ((pictures(channels=1), 3), ["for 3 channels", "have 1", "(2, 1, 4, 5) uint8"]),
-        ((pictures().float(), 3), ["has none", "uint8 (B, 3, H, W)", "(2, 3, 4, 5) float32"]),
-        (pictures(2, (6, 7)).permute(0, 2, 3, 1), ["has none", "(2, 6, 7, 3) uint8"]),
-        ([b"\xff\xd8"], ["has none", "no tensor of pixels"]),
-    ],
-)
-def test_a_batch_without_images_to_normalise_is_an_error(batch: Any, words: list[str]) -> None:
-    with pytest.raises(OptionError) as caught:
-        next(iter(prefetch([batch], "cpu", mean=MEAN)))
-    for word in words:
-        assert word in str(caught.value)
-
-
-def test_without_cuda_no_memory_is_locked_and_nothing_is_said() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    memory = torch.zeros(4096, dtype=torch.uint8)
-    assert page_lock(memory.data_ptr(), 4096) is False
-    page_unlock(memory.data_ptr())
-    assert locked_bytes() == 0 and not is_page_locked(memory)
-    target = Target(DeviceOptions("cpu"))
-    assert not target.locks_pages and target.staging_bytes == 0
-
-
-def test_what_was_locked_is_known_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = torch.zeros(3, 4096, dtype=torch.uint8)
-    monkeypatch.setattr(pinned, "LOCKED", LockedMemory())
-    pinned.LOCKED.add(memory[1].data_ptr(), 4096)
-    assert locked_bytes() == 4096
-    assert is_page_locked(memory[1]) and is_page_locked(memory[1, 100:])
-    assert not is_page_locked(memory) and not is_page_locked(memory[0])
-    assert not is_page_locked(memory.view(-1)[5000:9000])
-
-
-def test_pieces_of_locked_memory_are_found_among_many() -> None:
-    locked, draws = LockedMemory(), random.Random(0)
-    firsts = list(range(0, 300, 3))
-    draws.shuffle(firsts)
-    for count, first in enumerate(firsts, 1):
-        locked.add(first, 2)
-        assert locked.bytes == 2 * count
-    for _ in range(2):
-        for first in range(-2, 302):
-            for end in range(first + 1, first + 4):
-                starts = [start for start in firsts if start <= first and end <= start + 2]
-                assert locked.holds(first, end) == bool(starts), (first, end)
-        gone, firsts = firsts[:50], firsts[50:]
-        assert all(map(locked.discard, gone)) and not any(map(locked.discard, gone))
-
-
 # --- with a GPU -----------------------------------------------------------------------------------
 
 
@@ -744,59 +468,6 @@ def test_batches_let_go_while_the_gpu_is_behind_are_not_overwritten() -> None:
     for (pixels, numbers), (image_sum, label_sum) in zip(source, sums, strict=True):
         assert int(image_sum) == int(pixels.long().sum())
         assert int(label_sum) == int(numbers.sum())
-
-
-@gpu
-def test_the_host_may_write_to_its_batch_once_it_was_let_go() -> None:
-    """As the ring of ShardLoader does, with memory that page_lock has locked."""
-    buffers = 4
-    memory = torch.zeros(buffers, 1 << 22, dtype=torch.uint8)
-    assert page_lock(memory.data_ptr(), memory.numel())
-    try:
-        assert is_page_locked(memory[1]) and memory.is_pinned()
-        assert locked_bytes() == memory.numel()
-
-        def source() -> Iterator[Any]:
-            views: dict[int, weakref.ref[torch.Tensor]] = {}
-            for i in range(40):
-                buffer = next(s for s in range(buffers) if s not in views or views[s]() is None)
-                view = torch.from_numpy(memory[buffer].numpy())
-                view.fill_(i)
-                views[buffer] = weakref.ref(view)
-                yield view
-                del view
-
-        found = [int(batch.float().mean()) for batch in prefetch(source(), "cuda", ahead=1)]
-        assert found == list(range(40))
-    finally:
-        torch.cuda.synchronize()
-        page_unlock(memory.data_ptr())
-    assert not memory.is_pinned() and locked_bytes() == 0
-
-
-@gpu
-def test_memory_that_cannot_be_locked_is_a_warning_and_leaves_no_error_behind(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pinned, "warned", False)
-    with pytest.warns(UserWarning, match="cannot be page-locked"):
-        assert page_lock(0x1000, 4096) is False  # nothing is mapped there
-    assert page_lock(0x1000, 4096) is False  # warned once
-    assert float(torch.ones(3, device="cuda").sum()) == 3
-
-
-@gpu
-def test_staging_buffers_are_locked_once_and_used_again() -> None:
-    loader = prefetch([(pictures(8, (64, 64), seed=i), 0) for i in range(30)], "cuda", ahead=1)
-    for _ in loader:
-        pass
-    torch.cuda.synchronize()
-    size = loader.target.staging_bytes
-    one = 8 * 3 * 64 * 64
-    assert one <= size <= 3 * one
-    for _ in loader:
-        pass
-    assert loader.target.staging_bytes == size
 
 
 @gpu
@@ -848,24 +519,6 @@ def test_gaps_and_odd_layouts_are_copied_whole() -> None:
     (found,) = prefetch([batch], "cuda")
     for there, here in zip(found, batch, strict=True):
         assert there.is_cuda and torch.equal(there.cpu().to_dense(), here.to_dense())
-
-
-def test_a_tensor_of_any_layout_is_recorded_by_what_it_consists_of() -> None:
-    """The allocator is told of each part: `record_stream` takes strided tensors alone."""
-    plain = torch.eye(4)
-    layouts = (
-        torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc,
-    )  # fmt: skip
-    for layout in layouts:
-        size = (2, 2) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch: they are in beta
-            sparse = plain.to_sparse(layout=layout, blocksize=size)
-        parts = strided_parts(sparse)
-        assert all(part.layout is torch.strided and part.numel() for part in parts)
-        assert sum(part.sum() for part in parts if part.is_floating_point()) == plain.sum()
-        assert len(parts) == (2 if layout is torch.sparse_coo else 3)
-    assert strided_parts(plain) == [plain]
 
 
 @gpu

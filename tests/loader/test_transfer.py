@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import random
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from shardio.loader import pinned, transfer
 from shardio.loader.device import DeviceOptions, DevicePrefetcher, Target
 from shardio.loader.device_crops import Cropper
 from shardio.loader.pinned import LockedMemory
-from shardio.loader.transfer import StreamTransfer
+from shardio.loader.transfer import StreamTransfer, strided_parts
 
 
 class Stream:
@@ -262,3 +263,21 @@ def test_batches_ask_for_no_gradient_and_are_no_inference_tensors(
         (found,) = next(ahead)
     assert not found.requires_grad and not found.is_inference()
     gc.collect()
+
+
+def test_a_tensor_of_any_layout_is_recorded_by_what_it_consists_of() -> None:
+    """The allocator is told of each part: `record_stream` takes strided tensors alone."""
+    plain = torch.eye(4)
+    layouts = (
+        torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc,
+    )  # fmt: skip
+    for layout in layouts:
+        size = (2, 2) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch: they are in beta
+            sparse = plain.to_sparse(layout=layout, blocksize=size)
+        parts = strided_parts(sparse)
+        assert all(part.layout is torch.strided and part.numel() for part in parts)
+        assert sum(part.sum() for part in parts if part.is_floating_point()) == plain.sum()
+        assert len(parts) == (2 if layout is torch.sparse_coo else 3)
+    assert strided_parts(plain) == [plain]

@@ -1,5 +1,7 @@
 """The compiled core where it was built, and shardio without it."""
 
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from support.trees import environment, picture, plant
 
 import shardio
 from shardio import ImageOptions, native, pack
+from shardio.cli.main import main
 
 CORE = Path(__file__).resolve().parent.parent.parent / "shardio" / "native"
 core = native.core
@@ -203,3 +206,17 @@ def test_importing_the_core_leaves_the_gil_off() -> None:
         [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True
     )
     assert found.stdout.split() == ["True", "False"]
+
+
+@built
+def test_info_says_whether_native_is_built(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["info", "--env"]) == 0
+    built = r"built with libjpeg-turbo \d+\.\d+[.\d]*"
+    built += "$" if native.records() else ", but Python reads the records: .*libxxhash"
+    assert re.search(rf"^core +{built}", capsys.readouterr().out, re.MULTILINE)
+    monkeypatch.setattr(native, "core", None)
+    monkeypatch.setattr(native, "missing", "no such module")
+    assert main(["info", "--env", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["core"] == "not built: no such module"

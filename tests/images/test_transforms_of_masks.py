@@ -1,94 +1,14 @@
-"""What one draw makes of several fields: images, their masks and boxes. Images as stored."""
+"""What one draw makes of several fields: images, their masks and boxes."""
 
-import io
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.images import encoded, ids, palette, photograph, turned
 
 from shardio import CenterCrop, DecodeError, OptionError, RandomResizedCrop
-from shardio.images.decode import decode, gray, open_image, stored, stored_pixels
 from shardio.images.transforms import move_boxes
-
-
-def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
-    out = io.BytesIO()
-    image.save(out, kind, **options)
-    return out.getvalue()
-
-
-def ids(width: int = 90, height: int = 60) -> np.ndarray[Any, Any]:
-    """(H, W) uint8: a class id for each of 9 x 6 blocks, so that a place can be told by its id."""
-    y, x = np.mgrid[0:height, 0:width]
-    blocks: np.ndarray[Any, Any] = (y * 6 // height) * 9 + x * 9 // width
-    return blocks.astype(np.uint8)
-
-
-def palette(values: np.ndarray[Any, Any]) -> Image.Image:
-    """A mask as annotation tools write it: indices, with a colour for each."""
-    height, width = values.shape
-    image = Image.frombytes("P", (width, height), values.tobytes())
-    image.putpalette([v * k % 256 for v in range(256) for k in (3, 5, 7)])
-    return image
-
-
-def photograph(values: np.ndarray[Any, Any]) -> Image.Image:
-    """An RGB picture of the same scene: four times the id, grey."""
-    return Image.fromarray(np.repeat(values[:, :, None] * 4, 3, 2))
-
-
-def turned(orientation: int, image: Image.Image, kind: str = "PNG") -> bytes:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    return encoded(image, kind, exif=exif.tobytes())
-
-
-# --- as stored ------------------------------------------------------------------------------------
-
-MODES = {  # of the file: the values, and what an array of them is
-    "P": (palette(ids()), ids()),
-    "L": (Image.fromarray(ids()), ids()),
-    "1": (Image.fromarray(ids() > 20), ids() > 20),
-    "I;16": (Image.fromarray(ids().astype(np.uint16) * 1000), ids().astype(np.uint16) * 1000),
-    "RGB": (photograph(ids()), np.asarray(photograph(ids()))),
-    "LA": (Image.fromarray(ids()).convert("LA"), None),
-}
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_stored_values_stay_what_they_are(mode: str) -> None:
-    image, expected = MODES[mode]
-    data = encoded(image)
-    assert stored(data).mode == mode and stored(data).tobytes() == image.tobytes()
-    array = stored_pixels(data)
-    expected = np.asarray(image) if expected is None else expected
-    assert array.dtype == expected.dtype and np.array_equal(array, expected)
-    assert array.flags.writeable and array.flags.c_contiguous
-
-
-def test_stored_is_turned_by_its_own_tag() -> None:
-    upright = ids()
-    data = turned(6, palette(np.ascontiguousarray(np.rot90(upright))))
-    assert np.array_equal(stored_pixels(data), upright)
-    assert np.array_equal(stored_pixels(data, upright=False), np.rot90(upright))
-    assert "exif" not in stored(data).info
-
-
-def test_big_endian_16_bits_become_the_machines() -> None:
-    data = encoded(Image.fromarray(ids().astype(">u2") * 1000), "TIFF")
-    array = stored_pixels(data)
-    assert array.dtype == np.uint16 and array.dtype.isnative
-    assert np.array_equal(array, ids().astype(np.uint16) * 1000)
-
-
-def test_gray_is_8_bits_of_whatever_there_is() -> None:
-    assert np.array_equal(np.asarray(gray(encoded(MODES["L"][0]))), ids())
-    deep = np.asarray(gray(encoded(MODES["I;16"][0])))
-    assert deep.dtype == np.uint8 and deep.max() == round(int(ids().max()) * 1000 / 257)
-    assert np.array_equal(np.asarray(gray(encoded(photograph(ids())))), ids() * 4)
-    assert gray(turned(6, photograph(ids()))).size == (60, 90)
-
 
 # --- one draw for several fields ------------------------------------------------------------------
 
@@ -258,25 +178,3 @@ def test_boxes_are_mirrored() -> None:
 def test_what_are_no_boxes_is_named(value: Any) -> None:
     with pytest.raises(DecodeError, match=r"expected boxes: .*\[x, y, width, height\]"):
         move_boxes(value, BOX, SIZE, False)
-
-
-# --- the limit ------------------------------------------------------------------------------------
-
-
-def test_a_format_that_decodes_as_a_whole_has_a_lower_limit() -> None:
-    bomb = encoded(Image.new("RGB", (1, 1)), "WEBP", lossless=True)
-    at = bomb.index(b"VP8L") + 9  # 14 bits each of width - 1 and height - 1
-    head = int.from_bytes(bomb[at : at + 4], "little") & ~(2**28 - 1)
-    wide = bytearray(bomb)
-    wide[at : at + 4] = (head | (8192 << 14) | 8191).to_bytes(
-        4, "little"
-    )  # one row above the limit
-    for read in (decode, stored, CenterCrop(8)):
-        with pytest.raises(
-            DecodeError,
-            match=r"8192 x 8193 = 67,117,056 pixels, over .* 67,108,864.*max_pixels=67117056",
-        ):
-            read(bytes(wide))
-    with pytest.raises(DecodeError, match="over the limit of 67,117,055"):
-        decode(bytes(wide), max_pixels=67_117_055)
-    assert open_image(bytes(wide), 67_117_056).size == (8192, 8193)
