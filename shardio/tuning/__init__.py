@@ -13,6 +13,7 @@ Its files:
     bench_process  one repeat, in a process of its own
     bench_row      a row of the result, and what limits it
     meter          watch: waiting beside working, in the training loop
+    verdict        what the times of a pass mean, and what to change
     plot           the pictures
     text           the tables and the JSON
 """

@@ -110,3 +110,11 @@ def show_choices(values: Sequence[int], noun: str) -> str:
     if len(shown) == 1:
         return show_count(values[0], noun)
     return f"{', '.join(shown[:-1])} or {shown[-1]} {noun}s"
+
+
+def show_seconds(seconds: float) -> str:
+    """Write seconds with three digits, in the unit that suits: 850 us, 50.1 ms, 1.9 s."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    value, unit = (seconds * 1e3, "ms") if seconds < 1 else (seconds, "s")
+    return f"{value:,.0f} {unit}" if value >= 99.5 else f"{value:.3g} {unit}"

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 from support import LIMIT_S
+from support.commands import NAMES
 from support.trees import shardio
 
 from shardio.cli.completion import SHELLS
 from shardio.cli.parser import COMMANDS, parsers
-
-NAMES = [command.name for command in COMMANDS]
 
 
 @pytest.fixture(scope="module")

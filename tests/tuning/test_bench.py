@@ -1,34 +1,27 @@
-"""What `bench` measures, what it says of it, and that nothing of it is left behind."""
+"""What `bench` measures, which rows, and what it recommends."""
 
-import importlib.util
 import json
 import os
-import select
-import signal
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
-import torch
-from support import LIMIT_S, small_datasets
-from support.json_keys import check_keys
-from support.trees import command, environment, shardio, shardio_json
+from support import small_datasets
+from support.benches import BUSY, DATALOADER, OPTIONS, plan
+from support.trees import shardio
 
 from shardio import machine
 from shardio.dataset import sequence
-from shardio.errors import DecodeError, OptionError, StorageError
+from shardio.errors import OptionError, StorageError
 from shardio.storage.options import Storage
 from shardio.tuning import bench_process
 from shardio.tuning.bench import (
     LEAST_S,
-    PARTS,
     QUICK_S,
     Bench,
     bench,
@@ -40,20 +33,8 @@ from shardio.tuning.bench import (
     ways_to_try,
     why_not_cold,
 )
-from shardio.tuning.bench_process import FailedError, Host
-from shardio.tuning.bench_row import LIMITS, Row, judge
-
-LINUX = sys.platform == "linux"
-DATALOADER = Row("DataLoader", 2, 1, True, False)
-MEMORY = 8 << 30
-OPTIONS = bench_process.written(Storage())
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """96 JPEGs of 24 x 16 pixels."""
-    folder = tmp_path_factory.mktemp("bench") / "photos"
-    return small_datasets.make(folder, [40, 0, 56], image=small_datasets.jpeg)
+from shardio.tuning.bench_process import FailedError
+from shardio.tuning.bench_row import LIMITS, Row
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +84,7 @@ def test_every_way_is_measured_and_judged(found: Any, photos: Path) -> None:
         assert row.mb_per_s == pytest.approx(row.images_per_s * made.record_bytes / 1e6)
         assert row.pass_batches == 12 and row.first_batch_s > 0
         assert row.limit in LIMITS and row.short and row.why
-        if LINUX:
+        if sys.platform == "linux":
             assert row.cpu_ms is not None and row.cores_busy is not None
             # torch alone is more than 50 MB, and the processes do not count what they share twice.
             assert row.pss_bytes is None or 50 << 20 < row.pss_bytes < 2 << 30
@@ -153,42 +134,6 @@ def test_the_call_runs_as_it_stands(found: Any, best: Row) -> None:
         loader.close()
 
 
-def test_the_command_measures_what_has_no_images_and_draws_it(tmp_path: Path) -> None:
-    texts = small_datasets.make(
-        tmp_path / "texts",
-        [50],
-        fields=(("__key__", "key"), ("text", "str")),
-        sample=lambda i: {"__key__": b"%d" % i, "text": "x" * i},
-        classes=None,
-    )
-    options = ["--batch-size", "4", "--workers", "1", "--seconds", "0.1", "--quick"]
-    picture = []
-    if importlib.util.find_spec("matplotlib"):
-        picture = ["--plot", str(tmp_path / "bench.html")]
-    made = shardio_json("bench", texts, "--loader", "shardloader", *options, *picture)
-    check_keys("bench", made)
-    rows = made["rows"]
-    assert {row["decodes"] for row in rows} == {False} and made["fields"] is None
-    assert rows[0]["name"] == "ShardLoader 1 x 2" or machine.cores() != 2
-    assert len(rows[0]["rates"]) == PARTS  # the one repeat shows its spread, too
-    assert "transform" not in made["call"] and "fields" not in made["call"]
-    assert made["seconds"] < 60 * len(rows)  # a minute for each it would be without --seconds
-    if picture:
-        page = (tmp_path / "bench.html").read_text()
-        assert "records/s" in page and "ShardLoader 1 x" in page
-        assert page.count('<tr class="best">') == 1 and page.count("<tr") == 1 + len(rows)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(("--workers", "2,x"), "expected numbers, like 1,2,4"), (("--plot", "a"), "ends in .png")],
-)
-def test_the_command_refuses_before_it_works(
-    photos: Path, arguments: tuple[str, str], message: str
-) -> None:
-    assert message in shardio("bench", photos, *arguments, code=2).stderr
-
-
 def test_options_are_refused_by_name(photos: Path, packed: Callable[..., Path]) -> None:
     for options, message in (
         ({"loader": "all"}, "loader is 'all': expected both, dataloader, shardloader"),
@@ -205,25 +150,6 @@ def test_options_are_refused_by_name(photos: Path, packed: Callable[..., Path]) 
 
 
 # --- which rows -----------------------------------------------------------------------------------
-
-
-def plan(cores: float = 8.0, fields: Any = ("image",), quick: bool = False) -> Bench:
-    return Bench(
-        path="out/",
-        root=None,
-        records=1000,
-        record_bytes=1e5,
-        measured_records=1000,
-        batch_size=64,
-        size=224,
-        raw=False,
-        fields=fields,
-        cores=cores,
-        load_before=0.0,
-        seconds=1.0,
-        quick=quick,
-        jpegs=True,
-    )
 
 
 def names(rows: list[Row]) -> list[str]:
@@ -368,99 +294,7 @@ def test_cold_is_refused_with_its_reason(tmp_path: Path, monkeypatch: pytest.Mon
     assert "No such file" in why_not_cold([str(tmp_path / "y")])
 
 
-# --- one repeat -----------------------------------------------------------------------------------
-
-
-def asked(photos: Path, **options: Any) -> dict[str, Any]:
-    made = replace(plan(), path=str(photos), records=96, measured_records=96, batch_size=8, size=16)
-    one = Row("DataLoader", 0, 1, options.pop("decodes", True), options.pop("cold", False))
-    request = request_of(made, "measure", one, seconds=0.0, limit_s=60.0, parts=1)
-    return request | {"storage": OPTIONS} | options
-
-
-def test_a_cold_repeat_is_one_pass(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    batches: list[int] = []
-    touch = bench_process._touch
-    monkeypatch.setattr(bench_process, "_touch", lambda batch: batches.append(1) or touch(batch))
-    found = bench_process.measure(asked(photos, cold=True, seconds=60.0))
-    assert len(batches) == 12 and len(found["rates"]) == 1
-    batches.clear()
-    bench_process.measure(
-        asked(photos, cold=False, seconds=60.0, limit_s=0.0)
-    )  # as after that long
-    assert len(batches) == 1
-    batches.clear()
-    bench_process.measure(asked(photos, seconds=0.5))
-    assert len(batches) >= 3  # one to begin, and some that count
-
-
-def test_a_repeat_does_what_its_row_says(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    touch = bench_process._touch
-    monkeypatch.setattr(bench_process, "_touch", lambda batch: seen.append(batch) or touch(batch))
-    bench_process.measure(asked(photos, limit_s=0.0))
-    assert seen[-1][0].shape == (8, 3, 16, 16)
-    bench_process.measure(asked(photos, limit_s=0.0, decodes=False))
-    assert seen[-1][0].tolist()[0].startswith(b"\xff\xd8")
-
-
-def test_parts_hold_equally_many_batches_of_every_worker() -> None:
-    # Two workers, whose batches come in pairs: the second of each at once, the next after 1 s.
-    times = [(float(k // 2), 10 * k) for k in range(13)]
-    assert bench_process._rates(times, 2, 3) == [20.0] * 3
-    assert bench_process._rates(times, 2, 1) == [20.0]
-    assert bench_process._rates(times[:4], 2, 3) == [30.0]  # too few to be divided
-
-
-def test_touching_counts_rows_of_any_batch() -> None:
-    images = torch.zeros((5, 8, 8, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-    assert bench_process._touch((images, torch.zeros(5))) == 5
-    assert bench_process._touch({"x": torch.zeros((3, 2, 2)), "y": ["a", "b", "c"]}) == 3
-    assert bench_process._touch(([b"a", b"b"], torch.zeros(2, dtype=torch.bool))) == 2
-    assert bench_process._touch(torch.zeros(4)) == 4
-    assert bench_process._touch([torch.zeros(0, 4), 1]) == 0
-
-
 # --- what limits a row ----------------------------------------------------------------------------
-
-BUSY = replace(
-    DATALOADER, images_per_s=1000.0, mb_per_s=100.0, cpu_ms=2.0, cores_busy=2.0, pass_batches=99
-)
-
-
-@pytest.mark.parametrize(
-    ("code", "changes"),
-    [
-        ("decoding", {}),
-        ("cpu", {"decodes": False}),
-        ("cpu", {"cpu_ms": 0.3}),  # of which 0.2 are spent without decoding, too
-        ("decoding", {"cores_busy": 1.3, "others_busy": 0.5}),
-        ("load", {"cores_busy": 0.5, "others_busy": 1.4}),
-        ("transport", {"trainer_busy": 0.95}),
-        ("decoding", {"trainer_busy": 0.95, "workers": 0}),  # there it makes them, too
-        ("storage", {"cores_busy": 0.6, "storage_mb_per_s": 90.0, "cold": True}),
-        ("decoding", {"storage_mb_per_s": 90.0, "cold": True}),  # it keeps up
-        ("worker", {"cores_busy": 0.98, "workers": 0}),
-        ("worker", {"cores_busy": 1.1, "workers": 1, "trainer_busy": 0.12}),
-        ("threads", {"loader": "ShardLoader", "workers": 1, "threads": 4, "cores_busy": 1.2}),
-        ("worker", {"loader": "ShardLoader", "workers": 0, "threads": 4, "cores_busy": 3.9}),
-        ("network", {"cores_busy": 0.9, "remote": True}),
-        ("decoding", {"remote": True}),
-        ("worker", {"cores_busy": 0.98, "workers": 0, "remote": True}),
-        ("waiting", {"cores_busy": 0.9}),
-        ("waiting", {"cores_busy": None, "cpu_ms": None}),
-        ("start", {"cores_busy": 0.9, "pass_batches": 3}),
-        ("memory", {"memory_left": 100 << 20}),
-    ],
-)
-def test_a_row_is_judged_by_its_figures(code: str, changes: dict[str, Any]) -> None:
-    cores = 8.0 if code in ("worker", "threads") else 2.0
-    bare = replace(BUSY, decodes=False, cpu_ms=0.2, images_per_s=9000.0)
-    row, _ = judge([replace(BUSY, **changes), bare], cores, MEMORY)
-    assert row.limit == code
-    assert row.short.startswith((f"{code}: ", f"{code} "))
-    assert row.why and code in LIMITS
-    assert len(row.short) <= 32
 
 
 def test_what_was_measured_too_early_by_url_is_told() -> None:
@@ -470,34 +304,6 @@ def test_what_was_measured_too_early_by_url_is_told() -> None:
     assert "DataLoader 2, decoded, by URL" in notes and "with more --seconds" in notes
     made = conclude(replace(plan(), rows=(replace(row, starting=False),)), [])
     assert "with more --seconds" not in " ".join(made.notes)
-
-
-def test_storage_does_not_limit_what_is_as_fast_as_warm() -> None:
-    cold = replace(BUSY, cold=True, cores_busy=1.0, storage_mb_per_s=99.0, images_per_s=980.0)
-    for rate, code in ((1000.0, "waiting"), (1200.0, "storage")):
-        row, _ = judge([cold, replace(BUSY, images_per_s=rate)], 2.0, MEMORY)
-        assert row.limit == code
-
-
-def test_a_row_that_failed_is_not_judged_and_shows_why() -> None:
-    failed = replace(DATALOADER, error="it was killed\nand more")
-    assert judge([failed], 2.0, MEMORY) == [failed]
-    made = conclude(replace(plan(), rows=(failed, BUSY)), [])
-    assert "failed: it was killed" in str(made) and "and more" not in str(made)
-    assert made.best is BUSY
-
-
-def test_the_share_of_decoding_is_told_by_the_row_without_it() -> None:
-    bare = replace(BUSY, decodes=False, cpu_ms=0.5)
-    other = replace(bare, loader="ShardLoader", cpu_ms=0.1)
-    row, *_ = judge([BUSY, other, bare], 2.0, MEMORY)
-    assert "about 75% of the CPU time of an image is decoding" in row.why
-    row, *_ = judge([BUSY, other], 2.0, MEMORY)
-    assert "about 95%" in row.why
-    row, *_ = judge([BUSY, bare], 2.0, MEMORY, raw=True)
-    assert row.limit == "cpu" and "decoding" not in row.why  # pixels are stored as they are
-    (row,) = judge([BUSY], 2.0, MEMORY)
-    assert row.limit == "decoding" and "about" not in row.why
 
 
 # --- what is recommended --------------------------------------------------------------------------
@@ -597,165 +403,6 @@ def test_pixels_are_read_as_they_are() -> None:
 # --- processes ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def host() -> Iterator[Host]:
-    with Host() as one:
-        yield one
-
-
-def gone(pids: list[int]) -> bool:
-    """Whether these processes have ended; waits for who buries them."""
-    until = time.monotonic() + LIMIT_S
-    while time.monotonic() < until:
-        # A zombie whose parent was killed is the init process's to bury, which some containers lack
-        states = [machine._stat(pid)[:1] for pid in pids]
-        if all(state in ([], ["Z"]) for state in states):
-            return True
-    return False
-
-
-@pytest.mark.skipif(not LINUX, reason="processes are watched by /proc")
-def test_a_row_that_dies_or_hangs_ends_alone(
-    photos: Path, host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    long = asked(photos, workers=1, seconds=600.0, limit_s=600.0)
-    seen: list[int] = []
-
-    def kill() -> int:
-        assert host._process is not None
-        tree = machine.family(host._process.pid)
-        seen[:] = tree
-        if len(tree) > 1:
-            os.kill(tree[1], signal.SIGKILL)
-        return 1 << 30
-
-    monkeypatch.setattr(bench_process, "memory_available", kill)
-    with pytest.raises(FailedError, match=r"killed \(out of memory\?\)"):
-        host.ask(long, LIMIT_S)
-    monkeypatch.undo()
-    serving = seen[0]
-    assert host.ask(asked(photos, seconds=0.01), LIMIT_S)["rates"]  # the next one is fine
-    assert host._process is not None and host._process.pid == serving
-    with pytest.raises(
-        DecodeError, match=r"^record 7 of the dataset, "
-    ):  # what is wrong with the data is no row's
-        broken = small_datasets.make(photos.parent / "broken", [8], image=_broken)
-        host.ask(asked(broken, records=8, measured_records=8, workers=1), LIMIT_S)
-    with pytest.raises(FailedError, match="not packed: there is no such directory"):
-        host.ask(asked(photos / "nothing"), LIMIT_S)
-
-    def look() -> int:
-        assert host._process is not None
-        # First it is called before the row is asked for.
-        seen[:] = running(host._process.pid, 2 if seen else 1)
-        return 1 << 30
-
-    seen.clear()
-    monkeypatch.setattr(bench_process, "memory_available", look)
-    with pytest.raises(FailedError, match="no answer within 1 s"):
-        host.ask(long, 0.9)
-    assert len(seen) >= 2 and gone(seen)
-
-
-ORPHAN = """
-import os, signal
-from shardio.tuning import bench_process
-
-def answer(request):
-    if not os.fork():
-        signal.pause()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-bench_process._answer = answer
-print(bench_process._forked({}, "nowhere").decode(), flush=True)
-"""
-
-
-@pytest.mark.skipif(not LINUX, reason="processes are forked")
-def test_an_orphan_that_holds_the_pipe_holds_up_nobody() -> None:
-    """As a worker that is forked when its parent is killed: it takes another for its parent."""
-    with subprocess.Popen(
-        [sys.executable, "-c", ORPHAN],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment(),
-        start_new_session=True,
-    ) as process:
-        assert process.stdout
-        came = select.select([process.stdout], [], [], LIMIT_S)[0]
-        line = process.stdout.readline() if came else b""
-        os.killpg(process.pid, signal.SIGKILL)
-    assert json.loads(line or "{}") == {
-        "error": "it was killed (out of memory?)",
-        "kind": "StorageError",
-    }
-
-
-def _broken(number: int) -> bytes:
-    return b"\xff\xd8\xff no image" if number == 7 else small_datasets.jpeg(number)
-
-
-def running(pid: int, least: int) -> list[int]:
-    """A process and its descendants, once there are so many."""
-    until = time.monotonic() + LIMIT_S
-    while time.monotonic() < until:
-        tree = machine.family(pid)
-        if len(tree) >= least:
-            return tree
-    raise AssertionError("nothing was started")
-
-
-@pytest.mark.skipif(not LINUX, reason="processes are watched by /proc")
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_interrupted_or_killed_it_leaves_nothing_behind(
-    photos: Path, tmp_path: Path, how: signal.Signals
-) -> None:
-    # With --size: else the first process of the host's would be a short one, which looks at images.
-    arguments = ("--workers", "1", "--seconds", "600", "--loader", "dataloader", "--size", "16")
-    with subprocess.Popen(
-        command("bench", photos, *arguments),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(TMPDIR=str(tmp_path)),
-    ) as process:
-        tree = running(process.pid, 2 if how == signal.SIGINT else 4)  # host, repeat, its worker
-        until = time.monotonic() + LIMIT_S
-        while how == signal.SIGKILL and not list(tmp_path.rglob("pymp-*")):
-            assert time.monotonic() < until  # the worker's socket lies in a folder of its own
-        assert list(tmp_path.iterdir())
-        process.send_signal(how)
-        out, said = process.communicate(timeout=LIMIT_S)
-    assert (out, said) == (b"", b"shardio: interrupted\n" if how == signal.SIGINT else b"")
-    assert process.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL)
-    assert gone(tree[1:])
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("thread", [False, True], ids=["main", "another thread"])
-def test_ctrl_c_while_the_process_starts_leaves_it_known_and_ended(
-    monkeypatch: pytest.MonkeyPatch, thread: bool
-) -> None:
-    started: list[subprocess.Popen[bytes]] = []
-    real = subprocess.Popen
-
-    def start(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
-        started.append(real(*args, **kwargs))
-        if thread:  # the system gives the signal of a terminal to any thread that does not block it
-            one = threading.Thread(target=signal.raise_signal, args=(signal.SIGINT,))
-            one.start()
-            one.join()
-        else:
-            signal.raise_signal(signal.SIGINT)
-        return started[0]
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    with Host() as host, pytest.raises(KeyboardInterrupt):
-        host.ask({}, 60)
-    assert len(started) == 1
-    assert started[0].returncode == -signal.SIGKILL
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
 def test_where_every_row_fails_the_error_says_why(
     photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -771,83 +418,3 @@ def test_where_every_row_fails_the_error_says_why(
     monkeypatch.setattr("shardio.tuning.bench.Host", Failing)
     with pytest.raises(StorageError, match="DataLoader 1: no memory"):
         bench(photos, workers=[1], size=16)
-
-
-# --- the machine ----------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not LINUX, reason="there is no /proc")
-def test_a_tree_of_processes_is_measured() -> None:
-    before = machine.cpu_seconds([os.getpid()])
-    code = "sum(range(10**7)); print('done', flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
-        assert child.stdout and child.stdin
-        child.stdout.readline()
-        tree = machine.family(os.getpid())
-        assert child.pid in tree and tree[0] == os.getpid()
-        spent = machine.cpu_seconds([child.pid])
-        assert spent is not None and spent > 0
-        both, alone = machine.pss_bytes(tree), machine.pss_bytes([os.getpid()])
-        assert both is not None and alone is not None and both > alone
-        assert 0 < machine.private_bytes(child.pid) <= (machine.pss_bytes([child.pid]) or 0)
-        child.stdin.write(b"\n")
-        child.stdin.flush()
-        child.wait()
-    after = machine.cpu_seconds([os.getpid()])  # of the child, too, which was waited for
-    assert before is not None and after is not None and after >= before + spent
-    assert machine.cpu_seconds([child.pid]) is None and machine.pss_bytes([child.pid]) is None
-    assert machine.family(1 << 30) == [1 << 30]
-
-
-@pytest.mark.skipif(not LINUX, reason="there is no /proc")
-def test_memory_that_a_repeat_writes_anew_counts_once() -> None:
-    code = """
-import os
-from shardio.tuning import bench_process
-data = bytearray(b"x" * (96 << 20))
-(ours, theirs), (wait, go) = os.pipe(), os.pipe()
-if not os.fork():
-    os.read(wait, 1)
-    data[::4096] = bytes(len(data) // 4096)
-    os.write(theirs, b"1")
-    os.read(wait, 1)
-    os._exit(0)
-shared = bench_process._pss(os.getpid())
-os.write(go, b"1"), os.read(ours, 1)
-copied = bench_process._pss(os.getpid())
-os.write(go, b"1"), os.wait()
-print(shared >> 20, copied >> 20, bench_process._pss(os.getpid()))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True
-    )
-    shared, copied, alone = map(int, done.stdout.split())
-    # The host's own copies, which no repeat has, are not theirs: 96 MiB either way.
-    assert 96 <= shared < 150 and abs(copied - shared) < 20
-    assert alone == 0  # nothing runs
-
-
-def test_pages_are_dropped_or_said_to_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(os.urandom(1 << 20))
-    (tmp_path / "empty").touch()
-    stayed = machine.evict([str(path), str(tmp_path / "empty")])
-    path.read_bytes()
-    with open(path, "rb") as file:
-        pages, of = machine._resident(file.fileno())
-    assert pages == of == (1 << 20) // os.sysconf("SC_PAGE_SIZE")
-    if stayed is not None:
-        assert stayed == 1.0 or stayed <= machine.STAYED  # a RAM disk, or a device
-        assert machine._cached([str(path)]) == 1.0
-    monkeypatch.delattr(os, "posix_fadvise", raising=False)
-    assert machine.evict([str(path)]) is None
-
-
-def test_a_share_of_the_machine_is_what_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "processors", lambda: 1)
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    assert machine.cores() <= 1
-    # What other programs do with other cores is nothing that slows this one.
-    assert machine.load() is None and machine.busy_seconds() is None

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from PIL import Image
-from support.trees import environment, shardio, shardio_json
+from support.trees import environment
 
 from shardio.errors import DependencyError, OptionError
 from shardio.tuning import plot
@@ -200,32 +200,3 @@ def test_an_svg_is_legible_in_dark_viewers(found: Tuning) -> None:
 def test_a_picture_needs_no_display_and_no_pyplot(found: Tuning) -> None:
     plot.draw(found, "png")
     assert "matplotlib.pyplot" not in sys.modules  # it keeps figures, and picks a backend
-
-
-# --- on the command line --------------------------------------------------------------------------
-
-
-def test_tune_writes_the_picture_and_ends_with_the_call(
-    packed: Callable[..., Path], tmp_path: Path
-) -> None:
-    out = packed([60, 40])
-    picture = tmp_path / "tuning.svg"
-    done = shardio("tune", out, "--batch-size", "8", "--workers", "2", "--plot", picture)
-    assert done.stderr == ""
-    call = done.stdout.splitlines()[-1]
-    assert call == f'ShardDataset("{out}", batch_size=8)'
-    assert call in texts(picture.read_bytes())
-    quiet = shardio("tune", out, "--batch-size", "8", "--quiet")
-    assert quiet.stdout.splitlines() == [call]
-    plain = shardio_json("tune", out, "--batch-size", "8", "--world-size", "2")
-    assert (plain["call"], plain["world_size"]) == (call, 2)
-    usual = shardio_json("tune", out)
-    assert (usual["batch_size"], usual["num_workers"]) == (256, 0)
-
-
-def test_tune_refuses_before_it_works(packed: Callable[..., Path], tmp_path: Path) -> None:
-    out = packed([60, 40])
-    done = shardio("tune", tmp_path / "nothing", "--batch-size", "8", "--plot", "x.gif", code=2)
-    assert "x.gif: expected a name" in done.stderr
-    done = shardio("tune", out, "--batch-size", "8", "--memory", "10B", code=2)
-    assert "memory is 10 B" in done.stderr

@@ -1,19 +1,28 @@
-"""Tuning the shuffle buffer: it simulates the order itself, and judges it as it says it does."""
+"""Tuning the shuffle buffer: rows are judged as it says, and the right one is recommended."""
 
-import ast
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.small_datasets import flip, make, shard_files
+from support.tunings import (
+    ALIGNED,
+    FEW,
+    OPTIONS,
+    ORDERED,
+    PASSES,
+    SHARDS,
+    SHUFFLED,
+    SMALL,
+    N,
+    row_of,
+    text_of,
+)
 
 from shardio import Order, ShardDataset
 from shardio.dataset import sequence
@@ -27,195 +36,13 @@ from shardio.order.partition import Partition
 from shardio.storage.local import LocalDirectory
 from shardio.storage.options import Storage
 from shardio.tuning import simulate
-from shardio.tuning.simulate import (
-    Sample,
-    Simulation,
-    flat_positions,
-    pair_chance,
-    shuffled_batches,
-    uniform_mixture,
-    virtual_positions,
-)
 from shardio.tuning.tune import labels_of, recommend, tune, units_to_try
-from shardio.tuning.tune_result import Row, Tuning
-
-SHARDS = np.array([900] * 12 + [0, 600, 600])  # 12,000 records
-ALIGNED = np.array([750] * 16)  # as many, one shard for each span
-FEW = np.array([300] * 6 + [0, 200])  # 2,000
-N = int(SHARDS.sum())
-CLASSES = 200
-ORDERED = np.arange(N) * CLASSES // N
-SHUFFLED = np.random.default_rng(7).permutation(ORDERED)
-OPTIONS: dict[str, Any] = {
-    "batch_size": 64, "spans": 16, "mean_bytes": 100_000, "units": True
-}  # fmt: skip
-PASSES = simulate.PASSES
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_pass() -> Iterator[None]:
-    """A pair of epochs is enough here, and a quarter of the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulate, "PASSES", 1)
-        yield
-
-
-@pytest.fixture(scope="module")
-def shuffled() -> Tuning:
-    return recommend(SHARDS, SHUFFLED, **OPTIONS)
-
-
-@pytest.fixture(scope="module")
-def ordered() -> Tuning:
-    return recommend(SHARDS, ORDERED, **OPTIONS)
-
-
-def said(found: Tuning) -> str:
-    """The text, its lines joined."""
-    return " ".join(str(found).split())
-
-
-def row_of(found: Tuning, buffer: int | None, unit: int) -> Row:
-    return next(r for r in found.rows if (r.shuffle_buffer, r.unit) == (buffer, unit))
-
-
-def drawn(epoch: Epoch, batch_size: int) -> np.ndarray:
-    """Virtual positions in the flat order, batch by batch, as a consumer walks the epoch."""
-    spans = {}
-    found = []
-    for batch in Partition(epoch, batch_size):
-        for span, first, count in batch.pieces:
-            if span not in spans:
-                spans[span] = epoch.span_order(span)
-            assert spans[span].drawn == first
-            found.append(epoch.position(span, spans[span].take(count)))
-    return np.concatenate([np.empty(0, np.int64), *found])
-
-
-# --- it is the order ------------------------------------------------------------------------------
-
-epochs = st.builds(
-    Epoch,
-    st.lists(st.integers(0, 60), min_size=1, max_size=8).map(np.array),
-    seed=st.integers(0, 3),
-    epoch=st.integers(0, 3),
-    spans=st.integers(1, 9),
-    unit=st.integers(1, 5),
-    shuffle_buffer=st.none() | st.integers(0, 300),
-)
-
-
-@settings(max_examples=150, deadline=None)
-@given(epochs, st.integers(1, 3))
-def test_the_order_simulated_is_the_order_that_is_read(epoch: Epoch, units: int) -> None:
-    expected = drawn(epoch, units * epoch.unit)
-    each = min(epoch.spans, max(1, epoch.units)) * epoch.unit
-    rounds = -(-epoch.records // each)
-    assert virtual_positions(epoch, 0, rounds).tolist() == expected.tolist()
-    for first, stop in pairwise((0, rounds // 3, rounds // 2, rounds)):  # and any part of it
-        part = virtual_positions(epoch, first, stop)
-        assert part.tolist() == expected[first * each : stop * each].tolist()
-
-
-@settings(max_examples=150, deadline=None)
-@given(epochs, st.randoms(use_true_random=False))
-def test_where_a_record_comes_is_the_inverse_of_the_order(epoch: Epoch, random: Any) -> None:
-    expected = np.empty(epoch.records, np.int64)
-    expected[drawn(epoch, epoch.unit)] = np.arange(epoch.records)
-    some = np.array(random.sample(range(epoch.records), epoch.records // 2), np.int64)
-    assert flat_positions(epoch, some).tolist() == expected[some].tolist()
-
-
-def test_where_a_record_comes_is_found_far_apart_without_drawing_all_between(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    epoch = Epoch(np.array([400_000]), seed=1, epoch=1, spans=2, unit=4, shuffle_buffer=200)
-    expected = np.empty(epoch.records, np.int64)
-    expected[drawn(epoch, 64)] = np.arange(epoch.records)
-    taken = []
-    real = simulate.SpanOrder.take
-
-    def take(self: Any, count: int) -> Any:
-        taken.append(count)
-        return real(self, count)
-
-    monkeypatch.setattr(simulate.SpanOrder, "take", take)
-    some = np.concatenate([np.arange(50) + at for at in (399_900, 10, 150_000, 210_000)])
-    assert flat_positions(epoch, some).tolist() == expected[some].tolist()
-    assert sum(taken) < epoch.records / 20
-
-
-def naive(labels: np.ndarray, batch: int, buffer: int | None, unit: int) -> tuple[float, ...]:
-    """What `Simulation` says, the slow way, from whole epochs of records."""
-    starts = np.cumsum(SMALL) - SMALL
-    flat, still = [], []
-    for number in range(simulate.PASSES + 1):
-        epoch = Epoch(SMALL, seed=3, epoch=number, spans=4, unit=unit, shuffle_buffer=buffer)
-        shards, records = epoch.locate(drawn(epoch, batch))
-        flat.append((starts[shards] + records).tolist())
-        # The epoch without a shuffle: shards in the order of that epoch, but for "all".
-        one = Epoch(SMALL, seed=3, epoch=number, spans=4, unit=unit, shuffle_buffer=0)
-        shards, records = one.locate(drawn(one, batch))
-        if buffer is None:
-            shards = np.zeros_like(shards)
-            records = drawn(one, batch)
-        still.append((starts[shards] + records).tolist())
-    distinct, alike, again, moved = [], [], [], []
-    for now, before, home in zip(flat[1:], flat[:-1], still[1:], strict=True):
-        place = {record: at for at, record in enumerate(before)}
-        unshuffled = {record: at for at, record in enumerate(home)}
-        for first in range(0, len(now) - batch + 1, batch):
-            rows = now[first : first + batch]
-            distinct.append(len({labels[record] for record in rows}))
-            pairs = list(combinations(rows, 2))
-            alike.append(np.mean([labels[a] == labels[b] for a, b in pairs]))
-            again.append(np.mean([place[a] // batch == place[b] // batch for a, b in pairs]))
-            moved += [abs(unshuffled[record] - first - at) for at, record in enumerate(rows)]
-    return tuple(float(np.mean(values)) for values in (distinct, alike, again, moved))
-
-
-SMALL = np.array([50, 0, 33, 48])  # 131 records: 10 batches of 12, and 11 records
-
-
-@pytest.mark.parametrize(("buffer", "unit"), [(8, 12), (40, 3), (100, 1), (None, 4)])
-def test_the_statistics_are_what_they_say(
-    buffer: int | None, unit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(simulate, "PASSES", 3)
-    labels = np.arange(131) // 20
-    sample = Sample.of(131, 12)
-    simulation = Simulation(SMALL, labels, 3, 4, 12, sample)
-    assert simulation(buffer, unit) == pytest.approx(naive(labels, 12, buffer, unit))
-
-
-def test_chance_is_the_probability_that_a_pair_shares_a_batch() -> None:
-    for records, batch in ((7, 3), (12, 4), (5, 5), (2, 1)):
-        order = range(records)
-        shared = [a // batch == b // batch for a, b in combinations(order, 2)]
-        assert pair_chance(records, batch) == pytest.approx(np.mean(shared))
-    assert pair_chance(1, 1) == pair_chance(0, 1) == 0
-
-
-def test_the_uniform_reference_is_uniform() -> None:
-    """Its means agree with the hypergeometric expectation, for whole shuffles and for parts."""
-    labels = np.repeat(np.arange(50), 40)
-    missing = math.comb(1960, 32) / math.comb(2000, 32)  # of one class in a batch of 32
-    sample = Sample.of(2000, 32)
-    for whole in (True, False):
-        made = Sample(sample.regions, sample.passes, whole)
-        means = uniform_mixture(labels, 32, made)
-        assert means.shape == (simulate.UNIFORM, 2)
-        error = means.std(axis=0) / math.sqrt(simulate.UNIFORM)
-        assert abs(means[:, 0].mean() - 50 * (1 - missing)) < 5 * error[0]
-        assert abs(means[:, 1].mean() - 39 / 1999) < 5 * error[1]
-
-
-def test_the_reference_draws_no_record_twice_in_a_batch() -> None:
-    rows = next(shuffled_batches(np.arange(20), 18, 50, False))
-    assert all(len(set(row)) == 18 for row in rows.tolist())
-
+from shardio.tuning.tune_result import Tuning
 
 # --- the sanity that a user expects ---------------------------------------------------------------
+
+
+pytestmark = pytest.mark.usefixtures("one_pass")
 
 
 def test_the_default_is_kept_where_nothing_is_better(shuffled: Tuning) -> None:
@@ -223,8 +50,8 @@ def test_the_default_is_kept_where_nothing_is_better(shuffled: Tuning) -> None:
     default = shuffled.default
     assert default is not None and default.shuffle_buffer is None and default.will_do
     assert shuffled.best is default and shuffled.keeps_default
-    assert "Keep the default, a shuffle of all 12,000 records (1.1 GiB)" in said(shuffled)
-    assert "Nothing to set." in said(shuffled)
+    assert "Keep the default, a shuffle of all 12,000 records (1.1 GiB)" in text_of(shuffled)
+    assert "Nothing to set." in text_of(shuffled)
     usual = recommend(SHARDS, SHUFFLED, batch_size=64, mean_bytes=100_000)
     assert usual.call == 'ShardDataset("out/", batch_size=64)'
     part = recommend(SHARDS, SHUFFLED, batch_size=64, mean_bytes=100_000, path=None)
@@ -240,12 +67,14 @@ def test_a_shuffled_pack_mixes_in_a_small_buffer_of_small_units(shuffled: Tuning
 def test_a_pack_in_class_order_is_to_be_packed_again(ordered: Tuning) -> None:
     """Also where the default, a shuffle of all, mends it."""
     assert ordered.in_class_order and ordered.keeps_default
-    assert "The pack is in class order" in said(ordered)
-    assert "pack it again, shuffled: `shardio pack SRC OUT`" in said(ordered)
+    assert "The pack is in class order" in text_of(ordered)
+    assert "pack it again, shuffled: `shardio pack SRC OUT`" in text_of(ordered)
     less = recommend(SHARDS, ORDERED, memory=250_000_000, **OPTIONS)
     assert less.best is None and less.in_class_order
-    assert "No buffer within 238.4 MiB mixes as well" in said(less)
-    assert "pack it again, shuffled: `shardio pack SRC OUT`. Then the default will do" in said(less)
+    assert "No buffer within 238.4 MiB mixes as well" in text_of(less)
+    assert "pack it again, shuffled: `shardio pack SRC OUT`. Then the default will do" in text_of(
+        less
+    )
     assert less.least_bad is not None and not less.least_bad.good and less.least_bad.fits
     small = row_of(ordered, 100, 64)
     assert small.classes < ordered.uniform / 10 and not small.mixes
@@ -267,7 +96,7 @@ def test_a_tiny_shuffled_pack_is_not_said_to_be_in_class_order(
         mixes.append(found.rows[0].mixes)
     assert not all(mixes)  # or the judgement was not needed
     ordered = recommend(np.array([120]), labels, batch_size=batch_size, mean_bytes=1700)
-    assert ordered.in_class_order and "The pack is in class order" in said(ordered)
+    assert ordered.in_class_order and "The pack is in class order" in text_of(ordered)
 
 
 @pytest.mark.parametrize("batch_size", [32, 64, 128, 256, 1024])
@@ -318,8 +147,8 @@ def test_another_buffer_is_named_where_the_default_does_not_do() -> None:
     assert found.default is not None and not found.default.will_do
     best = found.best
     assert best is not None and best.will_do and best.window == 5008
-    assert "Set a buffer of 5,000 records" in said(found)
-    assert "The default, a shuffle of all 12,000 records (1.1 GiB), does not do" in said(found)
+    assert "Set a buffer of 5,000 records" in text_of(found)
+    assert "The default, a shuffle of all 12,000 records (1.1 GiB), does not do" in text_of(found)
     assert "shuffle_buffer=5_000" in found.call and not found.keeps_default
 
 
@@ -394,17 +223,6 @@ def test_a_difference_that_does_not_matter_does_not_decide() -> None:
     assert not few.saturated and few.band[1] > 1.005 * few.uniform
 
 
-def test_a_uniform_order_seldom_fails_the_test_of_its_mixture() -> None:
-    """One in a thousand, by the test's own rate; a difference of 1.5 % of many batches fails."""
-    labels = np.arange(20_000) % 200
-    sample = Sample.of(20_000, 64)
-    means = uniform_mixture(labels, 64, sample)[:, 0]
-    found = recommend(np.array([1250] * 16), labels, batch_size=64, mean_bytes=1, units=False)
-    low, high = found.band
-    assert ((means < low) | (means > high)).sum() <= 2  # of 200
-    assert found.uniform * 1.015 > high
-
-
 def test_larger_buffers_and_smaller_units_mix_more(ordered: Tuning) -> None:
     at = [row_of(ordered, buffer, 16) for buffer in (100, 1000, 10_000)]
     assert at[0].classes < at[1].classes < at[2].classes
@@ -433,23 +251,6 @@ def test_labels_of_any_kind_are_the_same_classes() -> None:
 
 
 # --- the search -----------------------------------------------------------------------------------
-
-
-def test_rows_are_judged_by_their_bands_and_sorted_by_memory(shuffled: Tuning) -> None:
-    rows = shuffled.rows
-    assert [(r.memory_bytes, -r.unit) for r in rows] == sorted(
-        (r.memory_bytes, -r.unit) for r in rows
-    )
-    low, high = shuffled.band
-    for row in rows:
-        assert row.mixes == (low <= row.classes <= high)
-        assert row.renews == (row.again - shuffled.chance < 0.05)
-    buffers = list(dict.fromkeys(row.shuffle_buffer for row in rows))
-    assert buffers == [20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, None]  # and never 0 or 1
-    assert {row.unit for row in rows} == {64, 16, 4}
-    assert all(64 % row.unit == 0 for row in rows)
-    one = recommend(SHARDS, SHUFFLED, **OPTIONS | {"spans": 1, "units": False})
-    assert min(row.window for row in one.rows) >= 2 and {row.unit for row in one.rows} == {16}
 
 
 def test_units_are_divisors_down_to_where_all_spans_are_in_a_batch() -> None:
@@ -482,25 +283,9 @@ def test_where_only_memory_is_short_it_says_so() -> None:
     """And nobody is told to pack a shuffled pack again."""
     found = recommend(ALIGNED, SHUFFLED, memory=25_000_000, **OPTIONS)
     assert found.best is None and not found.in_class_order
-    assert "No buffer within 23.8 MiB mixes as well" in said(found)
-    assert "More memory (`--memory`)" in said(found) and "shardio pack" not in said(found)
+    assert "No buffer within 23.8 MiB mixes as well" in text_of(found)
+    assert "More memory (`--memory`)" in text_of(found) and "shardio pack" not in text_of(found)
     assert found.least_bad is not None and found.least_bad.fits
-
-
-def test_a_reader_sees_why_a_row_fails(shuffled: Tuning, ordered: Tuning) -> None:
-    for found in (shuffled, ordered):
-        digits = found.decimals
-        low, high = (round(edge, digits) for edge in found.band)
-        for row in found.rows:
-            inside = found.band[0] <= row.classes <= found.band[1]
-            assert (low <= round(row.classes, digits) <= high) == inside
-    assert ordered.verdict(row_of(ordered, 100, 64)) == "too few classes, pairs stay"
-    assert shuffled.verdict(row_of(shuffled, 100, 64)).endswith("pairs stay")
-    parts = recommend(ALIGNED, np.arange(N) * 4 // N, **OPTIONS)
-    assert parts.verdict(row_of(parts, 200, 4)).startswith("too even")
-    assert "off band" not in str(parts)
-    near = replace(shuffled, band=(shuffled.rows[0].classes + 1e-4, shuffled.band[1]))
-    assert near.decimals == 4
 
 
 def test_workers_and_ranks_do_not_change_the_batches(shuffled: Tuning) -> None:
@@ -511,14 +296,6 @@ def test_workers_and_ranks_do_not_change_the_batches(shuffled: Tuning) -> None:
     # A rank touches 2 of 16 spans where a batch is one unit, and all where it is 16.
     assert row_of(found, 1000, 64).rank_bytes * 8 == row_of(found, 1000, 64).memory_bytes
     assert row_of(found, 1000, 4).rank_bytes == row_of(found, 1000, 4).memory_bytes
-
-
-def test_the_last_incomplete_batch_is_ignored() -> None:
-    assert Sample.of(1000, 10).batches == 100
-    assert Sample.of(1009, 10).batches == 100
-    assert Sample.of(9, 10).batches == 0
-    assert Sample.of(3_000_000, 1_400_000).batches == 2
-    assert Sample.of(3_000_000, 3_000_001).batches == 0
 
 
 @pytest.mark.parametrize(
@@ -572,66 +349,7 @@ def test_large_datasets_are_sampled_by_seeking_and_say_so(
             assert row.moved == pytest.approx(same.moved, rel=0.15)
 
 
-def test_a_hundred_million_records_are_not_all_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = np.full(100, 1_000_000)
-    sample = Sample.of(10**8, 256)
-    assert 900 <= sample.batches <= 1024 and int(sample.regions[-1][-1]) > 385_000
-    labels = np.zeros(1, np.uint8)  # the same for each record, without 10^8 of them
-    simulation = Simulation(counts, np.broadcast_to(labels, 10**8), 0, 64, 256, sample)
-    taken = []
-    real = simulate.SpanOrder.take
-
-    def take(self: Any, count: int) -> Any:
-        taken.append(count)
-        return real(self, count)
-
-    monkeypatch.setattr(simulate.SpanOrder, "take", take)
-    distinct, alike, again, moved = simulation(5000, 32)
-    assert (distinct, alike) == (1, 1)
-    assert 0.003 < again < 0.03
-    assert 2000 < moved < 6000
-    assert sum(taken) < 5_000_000
-
-
 # --- what is shown --------------------------------------------------------------------------------
-
-
-def test_the_text_fits_a_terminal_and_ends_with_the_call(shuffled: Tuning, ordered: Tuning) -> None:
-    for found in (shuffled, ordered):
-        lines = str(found).splitlines()
-        assert max(map(len, lines)) <= 100
-        assert lines[-1] == found.call
-        assert sum("<- default, recommended" in line for line in lines) >= 1
-    some = recommend(SHARDS, SHUFFLED, memory="100MB", **OPTIONS)
-    call = ast.parse(some.call, mode="eval").body
-    assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
-    assert call.func.id == "ShardDataset"
-    given = {one.arg: one.value for one in call.keywords}
-    order = given.pop("order")
-    assert isinstance(order, ast.Call)
-    for one in order.keywords:
-        given[one.arg] = one.value
-    named = {name: ast.literal_eval(value) for name, value in given.items()}
-    assert some.best is not None
-    assert named["shuffle_buffer"] == some.best.shuffle_buffer
-    assert named.get("unit", 16) == some.best.unit and named["spans"] == 16
-    part = recommend(SMALL, None, batch_size=100, spans=3, mean_bytes=9, path=None)
-    assert part.call == ""
-
-
-def test_the_result_as_json_is_plain_and_whole(ordered: Tuning) -> None:
-    plain = json.loads(json.dumps(ordered.as_dict()))
-    assert len(plain["rows"]) == len(ordered.rows)
-    assert plain["best"] == plain["rows"][ordered.rows.index(ordered.best or ordered.rows[0])]
-    assert plain["best"]["good"] is True
-    assert plain["rows"][-1]["shuffle_buffer"] == "all"
-    assert plain["rows"][0]["shuffle_buffer"] == 20
-    assert plain["band"] == list(ordered.band)
-
-
-def test_names_that_would_change_a_terminal_are_escaped() -> None:
-    found = recommend(np.array([5]), None, batch_size=8, mean_bytes=1, path='a"\x1b[31m\udcff')
-    assert found.call.startswith('ShardDataset("a\\"\\u001b[31m\\udcff", batch_size=8')
 
 
 def test_progress_goes_from_none_to_all() -> None:

@@ -1,4 +1,4 @@
-"""The viewer as users have it: the command, started as a program, and a real browser."""
+"""Datasets to look at, and the viewer as users have it: a program, and a real browser."""
 
 import contextlib
 import shutil
@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import viewer_pages, viewer_records
 from support.viewing import Viewer
+
+from shardio.viewer.view import View, open_view
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +42,27 @@ def browser() -> Iterator[Any]:
         found = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield found
         found.close()
+
+
+@pytest.fixture(scope="session")
+def colors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Records sorted by class, each of one colour."""
+    return viewer_pages.make_colors(tmp_path_factory.mktemp("viewed") / "colors")
+
+
+@pytest.fixture(scope="session")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Names that a page must not take for its own text."""
+    return viewer_pages.make_hostile(tmp_path_factory.mktemp("viewed") / "<i>hostile")
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Records with columns of every kind."""
+    return viewer_records.make_scored(tmp_path_factory.mktemp("view") / "data")
+
+
+@pytest.fixture(scope="module")
+def view(folder: Path) -> Iterator[View]:
+    with open_view(folder) as opened:
+        yield opened

@@ -1,4 +1,4 @@
-"""Help: its groups and examples, its width, and what is said where no command is named."""
+"""The parser: help with groups and examples, and what is said of a command line that is wrong."""
 
 import os
 import re
@@ -7,7 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.trees import ROOT, picture, plant, shardio
+from support.commands import NAMES
+from support.trees import (
+    ROOT,
+    picture,
+    plant,
+    shardio,
+)
 
 from shardio.cli import parser
 from shardio.cli.command import GROUPS
@@ -15,8 +21,6 @@ from shardio.cli.main import main
 from shardio.cli.parser import COMMANDS, parse, parsers
 from shardio.formats import FOREIGN
 from shardio.packing.sources import KINDS
-
-NAMES = [command.name for command in COMMANDS]
 
 
 def help_of(name: str, monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> str:
@@ -156,3 +160,67 @@ def test_help_is_a_command_too() -> None:
     assert shardio("help").stdout == shardio("--help").stdout
     assert shardio("help", "ls").stdout == shardio("ls", "--help").stdout
     assert "did you mean 'verify'?" in shardio("help", "verfy", code=2).stderr
+
+
+# Options that several commands share, which the docs say once.
+COMMON = {
+    *("--json", "--quiet", "--help", "--store-option", "--timeout", "--executor", "--address"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_has_help_and_a_section_in_the_docs(name: str) -> None:
+    said = shardio(name, "--help").stdout
+    assert f"usage: shardio {name}" in said
+    assert "Exit codes:" in said
+    documented = (ROOT / "docs" / "cli.md").read_text()
+    section = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", documented, re.M | re.S)
+    assert section, f"docs/cli.md has no section `## {name}`"
+    for option in re.findall(r"^\s+(?:-h, )?(--[a-z0-9-]+)", said, re.M):
+        common = option in COMMON
+        place = documented.partition("\n## ")[0] if common else section[1]
+        assert f"`{option}" in place, f"docs/cli.md, {name}: {option} is missing"
+
+
+def test_the_docs_name_no_option_that_does_not_exist() -> None:
+    documented = (ROOT / "docs" / "cli.md").read_text()
+    said = "".join(shardio(name, "--help").stdout for name in NAMES) + "--version --help"
+    for option in set(re.findall(r"`(--[a-z0-9-]+)", documented)):
+        assert option in said, option
+
+
+def test_all_commands_are_in_the_overview() -> None:
+    said = shardio("--help").stdout
+    assert all(re.search(rf"^    {name}( |$)", said, re.M) for name in NAMES)
+    assert shardio("--version").stdout.startswith("shardio 0.")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_is_described(name: str) -> None:
+    shown = shardio(name, "--help").stdout
+    for line in shown.splitlines():
+        if re.match(r"  -", line):
+            text = re.search(re.escape(line) + r"(?:\n {20,}\S|$)", shown)
+            assert re.search(r"\S  +\S", line[2:]) or (text and "\n" in text[0]), line
+
+
+def test_a_wrong_command_or_option_is_answered_with_the_right_one() -> None:
+    for given, said in (
+        ("packk a b", r"no command is called 'packk'; there are pack, .*: did you mean 'pack'\?"),
+        ("demo photos", "shardio: no command is called 'demo'; the demo is tools/demo of the repo"),
+        ("help demo", "the demo is tools/demo of the repository"),
+        (
+            "pack a b --shuffel",
+            r"shardio pack: no option is called --shuffel; did you mean '--shuffle'\?",
+        ),
+        ("pack a b --shuffel=3", "no option is called --shuffel; did you"),
+        ("ls a --split train", "no option is called --split; a split is .*: OUT/train"),
+        ("pack a b c", "shardio pack: 'c' is one more than it takes\nusage: shardio pack SRC OUT"),
+        ("--json info a", "shardio info: --json goes behind the command"),
+        ("explain a --unit x", "argument --unit: 'x': expected a whole number"),
+        ("bench a --seconds x", "argument --seconds: 'x': expected a number"),
+        ("export a", "required: DIR, --format\nusage: shardio export OUT DIR --format FORMAT"),
+    ):
+        done = shardio(*given.split(), code=2)
+        assert re.search(said, done.stderr), done.stderr
+        assert done.stderr.count("\n") == 2, "the message, and how it is called"

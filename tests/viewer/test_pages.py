@@ -1,16 +1,11 @@
 """What a user sees of `shardio view`, in a real browser."""
 
-import colorsys
-import contextlib
 import io
 import json
-import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,67 +14,18 @@ import pytest
 from PIL import Image
 from support import LIMIT_S, reading, small_datasets
 from support.trees import environment
-from support.viewing import Viewer
-
-CLASSES = ("ant", "bee", "cat", "dog")
-COUNTS = [70, 0, 90, 40]  # records of each shard
-N = sum(COUNTS)
-EACH = N // len(CLASSES)  # sorted by class
-FIELDS = (("__key__", "key"), ("image", "image"), ("label", "int"), ("width", "int"))
-
-HOSTILE = (
-    "<script>window.ran = 1</script>",
-    "\"><img src=x onerror='window.ran = 2'>",
-    "' onmouseover='window.ran = 3' x='",
-    "javascript:window.ran=4",
-    "{{ 7 * 191 }}{% raw %}",
-    "</title></style></svg><script>window.ran = 5</script>",
-    "a\x00b\x1b[31m\r\n\x7f",
-    "\u202eright to left\u2066",
-    "long" * 600,
-    "&lt;b&gt; %3Cscript%3E \\u003cscript\\u003e",
+from support.viewer_pages import (
+    CLASSES,
+    EACH,
+    FIELDS,
+    HOSTILE,
+    PIXELS,
+    N,
+    is_near,
+    key,
+    painted,
+    rgb,
 )
-
-
-def rgb(number: int) -> tuple[int, int, int]:
-    """The colour of a record's image: no two neighbours are alike."""
-    red, green, blue = colorsys.hsv_to_rgb(number * 0.137 % 1, 0.4 + number % 5 / 10, 0.9)
-    return int(255 * red), int(255 * green), int(255 * blue)
-
-
-@cache
-def painted(number: int, size: tuple[int, int] = (48, 32)) -> bytes:
-    out = io.BytesIO()
-    Image.new("RGB", size, rgb(number)).save(out, "PNG")
-    return out.getvalue()
-
-
-def sample(number: int) -> dict[str, Any]:
-    label = number // EACH
-    key = f"{CLASSES[label]}/{number:04d}.png".encode()
-    return {"__key__": key, "image": painted(number), "label": label, "width": number % 7}
-
-
-@pytest.fixture(scope="module")
-def colors(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Records sorted by class, each of one colour."""
-    folder = tmp_path_factory.mktemp("viewed") / "colors"
-    return small_datasets.make(folder, COUNTS, fields=FIELDS, sample=sample, classes=CLASSES)
-
-
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Names that a page must not take for its own text."""
-
-    def of(number: int) -> dict[str, Any]:
-        key = HOSTILE[number].encode() + b"\xff" * (number % 2)
-        text = HOSTILE[number]
-        values = {"__key__": key, "image": painted(number), "label": number}
-        return values | {"<b onclick=x>": text, "note": {text: [text]}}
-
-    fields = (*FIELDS[:3], ("<b onclick=x>", "str"), ("note", "json"))
-    folder = tmp_path_factory.mktemp("viewed") / "<i>hostile"
-    return small_datasets.make(folder, [len(HOSTILE)], fields=fields, sample=of, classes=HOSTILE)
 
 
 @pytest.fixture(scope="module")
@@ -139,35 +85,11 @@ def keys(page: Any) -> list[str]:
     return page.locator(".grid > li > a").evaluate_all("all => all.map(one => one.title)")
 
 
-def key(number: int) -> str:
-    return sample(number)["__key__"].decode()
-
-
-PIXELS = """async all => {
-  const found = [];
-  for (const image of all) {
-    image.loading = "eager";
-    await image.decode();
-    const canvas = document.createElement("canvas");
-    canvas.width = canvas.height = 1;
-    const drawn = canvas.getContext("2d");
-    drawn.drawImage(image, image.naturalWidth / 2, image.naturalHeight / 2, 1, 1, 0, 0, 1, 1);
-    found.push([...drawn.getImageData(0, 0, 1, 1).data].slice(0, 3));
-  }
-  return found;
-}"""
-
-
 SIDES = """all => Promise.all(all.map(async one => {
   one.loading = "eager";
   await one.decode();
   return one.naturalWidth;
 }))"""
-
-
-def is_near(found: list[int], expected: tuple[int, int, int]) -> bool:
-    """JPEG changes colours a little."""
-    return all(abs(one - other) < 8 for one, other in zip(found, expected, strict=True))
 
 
 # ------------------------------------------------------------------------------------ the records
@@ -564,108 +486,3 @@ def test_another_site_s_page_gets_nothing_but_may_link_here(
     page.goto("http://elsewhere.test/")
     assert page.locator("img").evaluate("one => one.decode().then(() => 1, () => 0)") == 0
     context.close()
-
-
-# ------------------------------------------------------------------------------- the command
-
-
-def test_ctrl_c_ends_it_at_once_whoever_is_there(viewer: Any, colors: Path) -> None:
-    site = Viewer(colors)
-    clients = [socket.create_connection(("127.0.0.1", site.port)) for _ in range(3)]
-    clients[0].sendall(b"GET / HTTP/1.1\r\n")
-    try:
-        assert site.stop() == (0, "")
-    finally:
-        for client in clients:
-            client.close()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", site.port))
-
-
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run `shardio view` to its end."""
-    command = [sys.executable, "-m", "shardio", "view", *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=environment(), timeout=LIMIT_S
-    )
-
-
-def test_a_person_is_told_the_address_and_the_way_through_ssh(colors: Path) -> None:
-    command = [sys.executable, "-m", "shardio", "view", str(colors)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), text=True) as program:
-        assert program.stdout is not None
-        try:
-            first, second, third = (program.stdout.readline() for _ in range(3))
-        finally:
-            program.terminate()
-    found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\?token=[\w-]{32,}\n", first)
-    assert found is not None, first
-    assert f"ssh -L {found[1]}:127.0.0.1:{found[1]} " in second
-    assert third == "Ctrl-C ends it.\n"
-
-
-def test_what_cannot_be_shown_is_one_line(tmp_path: Path, colors: Path, viewer: Any) -> None:
-    for arguments in (
-        (tmp_path,),
-        (colors, "--split", "val"),
-        (colors, "--port", viewer(colors).port),
-    ):
-        done = run(*arguments)
-        assert done.returncode in (1, 2)
-        assert re.fullmatch(r"shardio: .+\n", done.stderr), done.stderr
-        assert not done.stdout
-
-
-def test_without_stdout_nothing_is_served_unseen(tmp_path: Path, colors: Path) -> None:
-    report = ("--html", tmp_path / "report.html")
-    for more, code, said in ((), 2, "stdout is closed"), (report, 0, ""):
-        words = map(str, (sys.executable, "-m", "shardio", "view", colors, *more))
-        done = subprocess.run(
-            ["sh", "-c", 'exec "$@" >&-', "sh", *words],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(),
-            timeout=LIMIT_S,
-        )
-        assert (done.returncode, bool(done.stderr)) == (code, bool(said))
-        assert said in done.stderr and "Traceback" not in done.stderr
-    assert report[1].stat().st_size
-
-
-def test_a_report_is_one_file_that_needs_nobody(
-    browser: Any, tmp_path: Path, colors: Path, hostile: Path
-) -> None:
-    for dataset, first in ((colors, key(0)), (hostile, HOSTILE[0])):
-        file = tmp_path / "report.html"
-        done = run(dataset, "--html", file, "--overwrite")
-        assert done.returncode == 0, done.stderr
-        assert f"{file}: " in done.stdout and "thumbnails" in done.stdout
-        assert file.stat().st_size < 1 << 20
-        with contextlib.closing(browser.new_context(offline=True)) as context:
-            page = context.new_page()
-            asked: list[str] = []
-            page.on("request", lambda request, asked=asked: asked.append(request.url))
-            page.goto(file.as_uri())
-            assert page.locator(".grid li > div").first.get_attribute("title") == first
-            pixels = page.locator(".grid img").evaluate_all(PIXELS)
-            assert is_near(pixels[0], rgb(0)) and is_near(pixels[1], rgb(1))
-            assert page.locator(".mixing svg").count() == 2
-            assert page.evaluate("window.ran") is None
-            assert page.locator("script, [onerror], a").count() == 0
-            page.set_viewport_size({"width": 390, "height": 844})
-            assert page.evaluate("document.documentElement.scrollWidth") == 390
-            assert [url for url in asked if not url.startswith("data:")] == [file.as_uri()]
-
-
-def test_a_report_replaces_nothing_unasked(tmp_path: Path, colors: Path) -> None:
-    file = tmp_path / "mine.html"
-    file.write_text("mine")
-    done = run(colors, "--html", file)
-    assert done.returncode == 1
-    assert done.stderr == f"shardio: {file} is there already; --overwrite replaces it\n"
-    assert file.read_text() == "mine"
-    assert [one.name for one in tmp_path.iterdir()] == ["mine.html"]
-    os.mkfifo(pipe := tmp_path / "pipe.html")
-    done = run(colors, "--html", pipe, "--overwrite")
-    assert done.returncode == 1 and pipe.is_fifo()
-    assert done.stderr.endswith("expected the name of a file, and this is a device or a pipe\n")

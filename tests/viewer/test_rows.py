@@ -1,27 +1,26 @@
-"""The grid in training order shows the rows that ShardDataset hands out, and the crops it makes."""
+"""The rows of a query: sorted by columns, or those that ShardDataset hands out in training."""
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
-from support.small_datasets import grouped, jpeg
+from support.small_datasets import CLASSES, grouped
+from support.viewer_records import N, ask, numbers, scored
 from torch.utils.data import DataLoader
 
-from shardio import OptionError, RandomResizedCrop, ShardDataset
+from shardio import OptionError, ShardDataset
 from shardio.viewer.results import Query
+from shardio.viewer.rows import order_keys
 from shardio.viewer.view import View, open_view
 
+Packed = Callable[..., Path]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:epoch .* is being read again"),
 ]
-COUNTS = [90, 3, 61, 0, 87]
-N = sum(COUNTS)
-Packed = Callable[..., Path]
+TRAINED = [90, 3, 61, 0, 87]
 
 
 def trained(folder: Path, epoch: int, workers: int = 0, **options: Any) -> list[list[int]]:
@@ -61,7 +60,7 @@ def shown(view: View, **query: Any) -> list[list[int]]:
 def test_rows_are_those_of_the_datasets_batches(
     packed: Packed, options: dict[str, Any], workers: int
 ) -> None:
-    folder = packed(COUNTS)
+    folder = packed(TRAINED)
     with open_view(folder) as view:
         for epoch in (0, 3):
             expected = trained(folder, epoch, workers, batch_size=16, **options)
@@ -82,7 +81,7 @@ def test_rows_of_a_tail_are_marked(packed: Packed, rank: int) -> None:
 
 
 def test_a_step_is_jumped_to(packed: Packed) -> None:
-    folder = packed(COUNTS)
+    folder = packed(TRAINED)
     given: dict[str, Any] = {"batch_size": 16, "shuffle_buffer": 40, "rank": 1, "world_size": 2}
     expected = trained(folder, 2, **given)
     with open_view(folder) as view:
@@ -94,7 +93,7 @@ def test_a_step_is_jumped_to(packed: Packed) -> None:
 
 
 def test_filters_choose_what_is_trained_on(packed: Packed) -> None:
-    folder = packed(COUNTS)
+    folder = packed(TRAINED)
     given: dict[str, Any] = {"batch_size": 16, "shuffle_buffer": 30, "seed": 9}
     expected = trained(folder, 1, where={"label": ["dog", "eel"]}, **given)
     with open_view(folder) as view:
@@ -106,7 +105,7 @@ def test_filters_choose_what_is_trained_on(packed: Packed) -> None:
 
 
 def test_a_sort_stays_within_each_step(packed: Packed) -> None:
-    folder = packed(COUNTS)
+    folder = packed(TRAINED)
     given: dict[str, Any] = {"batch_size": 16, "shuffle_buffer": 30}
     expected = trained(folder, 0, **given)
     with open_view(folder) as view:
@@ -121,7 +120,7 @@ def test_a_sort_stays_within_each_step(packed: Packed) -> None:
 
 
 def test_a_search_walks_in_training_order(packed: Packed) -> None:
-    folder = packed(COUNTS)
+    folder = packed(TRAINED)
     rows = [number for batch in trained(folder, 0, batch_size=16) for number in batch]
     with open_view(folder) as view:
         page = view.page(Query(order="training", batch_size=16, search="7.jpg"), search_s=60.0)
@@ -141,30 +140,56 @@ def test_a_search_walks_in_training_order(packed: Packed) -> None:
     ],
 )
 def test_options_that_training_refuses_are_refused(packed: Packed, wrong: dict[str, Any]) -> None:
-    with open_view(packed(COUNTS)) as view, pytest.raises(OptionError):
+    with open_view(packed(TRAINED)) as view, pytest.raises(OptionError):
         view.page(Query(order="training", **wrong), wait_s=None)
 
 
-def test_crops_are_those_that_training_gets(packed: Packed) -> None:
-    folder = packed([6, 5], image=lambda number: jpeg(number, (90 + number, 60)))
-    transform = RandomResizedCrop(32, scale=(0.2, 0.9), ratio=(0.5, 2.0), flip=True)
-    data = ShardDataset(folder, batch_size=4, seed=5, transform=transform, map=None)
-    with open_view(folder) as view:
-        for epoch in (0, 3):
-            data.set_epoch(epoch)
-            for batch in data:
-                for key, image in zip(batch["__key__"], batch["image"].numpy(), strict=True):
-                    number = int(key[2:8])
-                    picture = view.crop_image(number, transform, epoch, seed=5)
-                    found = np.array(Image.open(io.BytesIO(picture.data)))
-                    assert (found == image.transpose(1, 2, 0)).all()
-        plain = RandomResizedCrop(32)
-        assert not any(crop.flip for n in range(11) for crop in view.crops(n, plain))
-        first, second = view.crops(3, transform, (0, 7), seed=5)
-        assert first != second
-        whole = Image.open(io.BytesIO(view.image(3).data))
-        box = (second.x, second.y, second.x + second.width, second.y + second.height)
-        cut = whole.resize((32, 32), Image.Resampling.BILINEAR, box)
-        expected = np.array(cut)[:, :: -1 if second.flip else 1].astype(int)
-        picture = view.crop_image(3, transform, 7, seed=5)
-        assert np.abs(np.array(Image.open(io.BytesIO(picture.data))) - expected).max() <= 1
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("name", ["width", "score", "rare", "flag", "label"])
+@pytest.mark.parametrize("label", [None, "dog"])
+def test_sorts_put_records_without_a_value_last(
+    view: View, name: str, descending: bool, label: str | None
+) -> None:
+    def key(number: int) -> tuple[Any, ...]:
+        value = scored(number)[name]
+        if value is None or value != value:
+            return 2 if value is None else 1, 0, number
+        return 0, -value if descending else value, number
+
+    kept = [n for n in range(N) if label is None or CLASSES[scored(n)["label"]] == label]
+    expected = sorted(kept, key=key)
+    page = ask(view, sort=name, descending=descending, label=label)
+    assert numbers(page) == expected
+    for card in page.cards[:20]:
+        value = scored(card.number)[name]
+        assert card.value == (pytest.approx(value, nan_ok=True) if value is not None else None)
+    for start, count in ((0, 3), (17, 9), (len(expected) - 2, 50)):
+        part = ask(view, start, count, sort=name, descending=descending, label=label)
+        assert numbers(part) == expected[start : start + count]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [3, -5, 127, -128, 0],
+        [2**63, 0, 2**64 - 1],
+        [-(2**63), 2**63 - 1, 0, -1],
+        [0.0, -1.5, 1e300, -1e300, 5e-324, -np.inf, np.inf],
+        [False, True],
+        [-(2**63), 2**64 - 1, 5],
+    ],
+    ids=["int8", "uint64", "int64", "float64", "bool", "object"],
+)
+def test_keys_sort_as_values_do(values: list[Any]) -> None:
+    column = np.array(values, object if min(values) == -(2**63) and max(values) >= 2**63 else None)
+    if max(map(abs, values)) < 200 and type(values[0]) is int:
+        column = column.astype(np.int8)
+    for descending in (False, True):
+        order = np.argsort(order_keys(column, descending), kind="stable").tolist()
+        assert [values[i] for i in order] == sorted(values, reverse=descending)
+
+
+def test_records_are_sorted_by_their_size(view: View) -> None:
+    found = [card.bytes for card in ask(view, sort="bytes", descending=True).cards]
+    assert found == sorted(found, reverse=True) and len(set(found)) > 10
+    assert found[0] == max(card.bytes for card in ask(view).cards)
