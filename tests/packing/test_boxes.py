@@ -9,7 +9,14 @@ import pytest
 
 from shardio.errors import DependencyError
 from shardio.packing.sources import boxes
-from shardio.packing.sources.boxes import Boxes, Row, parse_voc, parse_yolo, yolo_boxes, yolo_names
+from shardio.packing.sources.boxes import (
+    AnnotatedBox,
+    Boxes,
+    parse_voc,
+    parse_yolo,
+    yolo_boxes,
+    yolo_names,
+)
 
 # VOC2012's Annotations/2007_000027.xml, one of its parts left out.
 PERSON = b"""<annotation>
@@ -177,7 +184,7 @@ def test_voc_that_cannot_be_read_says_where(data: bytes, message: str) -> None:
 
 def test_a_line_of_yolo_is_a_class_and_a_box() -> None:
     rows = parse_yolo(YOLO)
-    assert rows[0] == Row(1, (0.617, 0.3594420600858369, 0.114, 0.17381974248927037))
+    assert rows[0] == AnnotatedBox(1, (0.617, 0.3594420600858369, 0.114, 0.17381974248927037))
     assert [row.label for row in rows] == [1, 0, 45]
     assert yolo_boxes(rows[1:2], 640, 480) == [{"bbox": [0, 0, 640, 480], "label": 0}]
     [one] = yolo_boxes(parse_yolo(b"\xef\xbb\xbf 7\t0.5 0.25 0.25 0.125\r\n"), 400, 800)
@@ -188,7 +195,7 @@ def test_a_line_of_yolo_is_a_class_and_a_box() -> None:
 def test_more_numbers_are_a_score_or_a_polygon() -> None:
     rows = parse_yolo(b"0 0.5 0.5 0.5 0.5 0.875\n3.0 0.25 0.5 0.75 0.5 0.5 1\n")
     assert rows[0].score == 0.875 and rows[0].polygon == ()
-    assert rows[1] == Row(3, (0.5, 0.75, 0.5, 0.5), (0.25, 0.5, 0.75, 0.5, 0.5, 1.0))
+    assert rows[1] == AnnotatedBox(3, (0.5, 0.75, 0.5, 0.5), (0.25, 0.5, 0.75, 0.5, 0.5, 1.0))
     assert yolo_boxes(rows, 100, 200) == [
         {"bbox": [25, 50, 50, 100], "label": 0, "score": 0.875},
         {"bbox": [25, 100, 50, 100], "label": 3, "segmentation": [[25, 100, 75, 100, 50, 200]]},

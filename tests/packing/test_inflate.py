@@ -223,12 +223,12 @@ def test_what_waits_goes_on_where_the_writer_gave_up(tmp_path: Path) -> None:
         assert writer.stdout.readline() == "held\n"
         stdin = writer.stdin
 
-        def tell(line: str) -> None:
+        def notify(line: str) -> None:
             if "waiting for another process" in line:
                 stdin.write("\n")
                 stdin.flush()
 
-        found = Inflating(str(out), tell=tell).inflate(source, "gzip")
+        found = Inflating(str(out), notify=notify).inflate(source, "gzip")
     assert (out / found.name).stat().st_size == found.file_size
 
 

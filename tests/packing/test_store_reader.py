@@ -214,7 +214,7 @@ def test_what_is_planned_ahead_is_not_listed_in_each_process(
     s3.put_folder(plant(tmp_path / "plain", TREE), "plain/")
     read, ahead = SourceOptions(storage=storage(s3, proxy)), PlanOptions(max_records=3)
     shardio.plan(f"{s3.url}/{name}", tmp_path / "out", read=read, plan=ahead)
-    monkeypatch.setattr(archive_folder, "_KNOWN", {})  # as in a process of its own
+    monkeypatch.setattr(archive_folder, "_INDEX_CACHE", {})  # as in a process of its own
     proxy.reset()
     pack(f"{s3.url}/{name}", tmp_path / "out", storage(s3, proxy), jobs=3, plan=ahead)
     log = proxy.figures().log

@@ -1,4 +1,23 @@
-"""What can be packed. A kind of source is one file beside this one, and one row here."""
+"""What can be packed. A kind of source is one file beside this one, and one row of KINDS here.
+
+base           what every source provides: a request, a listing, records that are read
+detect         which kind of source lies at a path
+files          files and folders of this machine: how they are found and read
+listed_folder  folders whose files are all known: in archives, or in a store
+store_folder   folders of an object store; store_reader reads its objects
+archived       sources that lie in archives; archives/ reads these as folders
+imagefolder    a folder of images, with class folders or without
+grouped        files that differ only in their endings are one record
+trees          folders side by side, such as images/ and masks/, are fields of one record
+listing        a table whose rows name files, or are records; tables reads its columns
+coco           COCO's file of images and annotations
+arrays         arrays whose entries are records; array_files reads their files
+dataset        a dataset that can be read, to be packed anew
+joined         tables and lists beside images; image_names matches their rows with images
+annotated      files of boxes beside images; boxes reads their texts
+plain_file     one file of labels, which may lie in an archive, or in a store
+field_names    names that fields can have, and those of `image` and `label`
+"""
 
 from __future__ import annotations
 
@@ -23,8 +42,8 @@ class Kind:
     """One kind of source.
 
     list_records  returns the listing of each split
-    split_names   returns the splits that `list_records` will have, quickly
-    reopen        returns a source of the records of one piece, of a split; None: it is read whole
+    split_names   returns the names of these splits, and lists no records
+    reopen        opens the records of one piece of a split; None: they are only read all at once
     """
 
     list_records: Callable[[SourceRequest], Listings]
@@ -39,8 +58,8 @@ def _only(request: SourceRequest) -> list[str]:
 
 
 def _folder_names(request: SourceRequest) -> list[str]:
-    if request.looked is not None:
-        return list(request.looked)
+    if request.detected_splits is not None:
+        return list(request.detected_splits)
     folders = files.folder_of(request).top().folders
     splits = files.are_splits(folders, request.splits)
     return [key_text(name) for name in sorted(folders)] if splits else [""]

@@ -28,7 +28,7 @@ from ...formats.foreign.webdataset import npy_header
 from ...formats.sample import MAX_DIMENSIONS
 from ...names import key_text
 from .archives import deflate
-from .archives.extent import Extent, Part, extent_of
+from .archives.extent import Extent, ExtentReader, extent_of
 from .archives.folder import ArchiveFolder
 from .archives.inflate import Inflating, compression_of, content
 from .archives.member_table import DEFLATED
@@ -225,14 +225,14 @@ def _npz(stored: Stored, prefix: str) -> Iterator[Array]:
     """Yield the arrays of an .npz. prefix: of their names."""
     extent = stored.extent
     with contextlib.closing(extent.location.open(extent.name)) as file:
-        part = Part(file, extent)
+        part = ExtentReader(file, extent)
         table = list_zip(part, extent.shown)
         for row, path in enumerate(table.paths):
             inside = replace(
                 stored,
                 path=f"{stored.path}/{key_text(path)}",
                 extent=member(table, row, extent, part),
-                packed="deflate" if table.ways[row] == DEFLATED else None,
+                packed="deflate" if table.methods[row] == DEFLATED else None,
                 checksum=table.checksums[row],
             )
             start = inside.begin()

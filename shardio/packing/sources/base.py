@@ -1,9 +1,9 @@
 """What every source of packing provides: a Listing, made before anything is packed, and how the
 records it lists are read.
 
-A listing says all that the plan needs: keys, sizes, fields, classes. Reading is left to its Source,
-which each worker process opens for itself. Whatever is neither listed nor ignored for a stated
-reason is in `problems`, or is found to be one when it is read.
+A listing has all that the plan needs: keys, sizes, fields, classes. Its Source reads the records;
+each worker process opens the Source for itself. What cannot be packed is in `problems`, or is
+rejected when it is read. What is ignored is counted.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Walked(NamedTuple):
 
 
 class FileState(NamedTuple):
-    """Say what is known of a file that a listing names."""
+    """Describe a file that a listing names."""
 
     size: int
     mtime: int  # as in Walked
@@ -158,7 +158,7 @@ class SourceRequest:
     layout: str | None = None  # of the records in files of arrays
     ignore: bool = True  # leave out hidden files, and folders of systems
     # Names of its splits, where its kind was told by looking at its top, and nobody gave it.
-    looked: tuple[str, ...] | None = None
+    detected_splits: tuple[str, ...] | None = None
     jobs: int | None = None
     progress: Progress | None = None
     storage: Storage = field(default_factory=Storage)  # how an object store is reached
@@ -235,8 +235,8 @@ class Listing:
     ignored: int = 0  # hidden files and the like
     notes: list[str] = field(default_factory=list)  # packed, but worth knowing
     options: Mapping[str, Any] = field(default_factory=dict)  # recorded with those of the packing
-    places: Ints | None = None  # of these records for `source`; None: 0, 1, 2, ...
-    shuffled: bool = True  # when nothing is said: where reading in another order costs too much, no
+    places: Ints | None = None  # numbers of the records in `source`; None: 0, 1, 2, ...
+    shuffled: bool = True  # by default; False where reading in another order costs too much
 
     @property
     def own_places(self) -> Ints:

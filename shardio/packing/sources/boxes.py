@@ -28,8 +28,8 @@ from ...errors import DependencyError, printable
 
 MAX_BYTES = 4 << 20  # of a file: 10,000 objects of VOC, for which a record has room
 _MAX_DEEP = 32  # of elements in elements; VOC has 4
-_ABOUT = ("pose", "truncated", "difficult", "occluded")  # what VOC says of an object
-_MOST = 1 << 31  # pixels of a side; classes
+_ATTRIBUTES = ("pose", "truncated", "difficult", "occluded")  # what VOC says of an object
+_MAX_NUMBER = 1 << 31  # pixels of a side; classes
 _SLACK = 0.01  # of normalised numbers, which tools round
 
 
@@ -41,7 +41,7 @@ class Boxes(NamedTuple):
     objects: list[dict[str, Any]]
 
 
-class Row(NamedTuple):
+class AnnotatedBox(NamedTuple):
     """A line of YOLO's. Numbers are parts of the width and height of the image."""
 
     label: int  # number of the class, from 0
@@ -64,7 +64,7 @@ class _Element:
         """Return the one element of this name directly in it; None where there is none."""
         found = [one for one in self.inside if one.tag == tag]
         if len(found) > 1:
-            raise _wrong(found[1].line, f"one {tag} in {self.tag}", "a second one")
+            raise _fault(found[1].line, f"one {tag} in {self.tag}", "a second one")
         return found[0] if found else None
 
     def plain(self, tag: str) -> str:
@@ -82,7 +82,7 @@ def parse_voc(data: bytes) -> Boxes:
     """
     root = _parse(data)
     if root.tag != "annotation":
-        raise _wrong(root.line, "annotation, as Pascal VOC has it", root.tag)
+        raise _fault(root.line, "annotation, as Pascal VOC has it", root.tag)
     size = root.named("size") or _Element("size", root.line)
     return Boxes(
         _pixels(size, "width"),
@@ -97,12 +97,12 @@ def _object(element: _Element) -> dict[str, Any]:
         left, top, right, bottom = (_corner(box, tag) for tag in ("xmin", "ymin", "xmax", "ymax"))
         if right < left or bottom < top:
             ends = f"{left} to {right}, {top} to {bottom}"
-            raise _wrong(box.line, "a box that ends behind its begin", ends)
+            raise _fault(box.line, "a box that ends behind its begin", ends)
         found["bbox"] = [left - 1, top - 1, right - left + 1, bottom - top + 1]
     found["category"] = element.plain("name")
     if not found["category"]:
-        raise _wrong(element.line, "the name of the object", "none")
-    for tag in _ABOUT:
+        raise _fault(element.line, "the name of the object", "none")
+    for tag in _ATTRIBUTES:
         if text := element.plain(tag):
             number = None if tag == "pose" else _number(text)
             found[tag] = text if number is None else number
@@ -113,7 +113,7 @@ def _corner(box: _Element, tag: str) -> int | float:
     text = box.plain(tag)
     number = _number(text)
     if number is None:
-        raise _wrong(box.line, f"a number as {tag} of bndbox", text)
+        raise _fault(box.line, f"a number as {tag} of bndbox", text)
     return number
 
 
@@ -121,8 +121,8 @@ def _pixels(size: _Element, tag: str) -> int | None:
     """Return width or height of the image; tools that do not know it write 0."""
     text = size.plain(tag)
     number = _number(text) if text else 0
-    if number is None or not 0 <= number < _MOST or number != int(number):
-        raise _wrong(size.line, f"a whole number as {tag}", text)
+    if number is None or not 0 <= number < _MAX_NUMBER or number != int(number):
+        raise _fault(size.line, f"a whole number as {tag}", text)
     return int(number) or None
 
 
@@ -136,7 +136,7 @@ def _parse(data: bytes) -> _Element:
 
     def start(tag: str, attributes: object) -> None:
         if len(stack) > _MAX_DEEP:
-            raise _wrong(parser.CurrentLineNumber, f"at most {_MAX_DEEP} elements, nested", "more")
+            raise _fault(parser.CurrentLineNumber, f"at most {_MAX_DEEP} elements, nested", "more")
         element = _Element(tag, parser.CurrentLineNumber)
         stack[-1].inside.append(element)
         stack.append(element)
@@ -148,7 +148,7 @@ def _parse(data: bytes) -> _Element:
         stack[-1].text += some
 
     def refuse(*declared: object) -> None:  # without one, there are no entities that grow
-        raise _wrong(parser.CurrentLineNumber, "XML without a DOCTYPE", "one; remove it")
+        raise _fault(parser.CurrentLineNumber, "XML without a DOCTYPE", "one; remove it")
 
     parser.StartElementHandler = start
     parser.EndElementHandler = end
@@ -157,18 +157,18 @@ def _parse(data: bytes) -> _Element:
     try:
         parser.Parse(data, True)
     except expat.ExpatError as error:
-        raise _wrong(error.lineno, "XML", expat.ErrorString(error.code)) from None
-    except _Wrong:
+        raise _fault(error.lineno, "XML", expat.ErrorString(error.code)) from None
+    except _Fault:
         raise
     except (LookupError, ValueError) as error:  # an encoding that nobody knows, or with more bytes
-        raise _wrong(1, "XML", str(error)) from None
+        raise _fault(1, "XML", str(error)) from None
     return top.inside[0]
 
 
 # --- YOLO -----------------------------------------------------------------------------------------
 
 
-def parse_yolo(data: bytes) -> list[Row]:
+def parse_yolo(data: bytes) -> list[AnnotatedBox]:
     """Read the objects of one image, a line each: a class and its box, or its polygon.
 
     5 numbers are a class and a box, 6 a score, too, and an odd number from 7 on a class and a
@@ -180,24 +180,24 @@ def parse_yolo(data: bytes) -> list[Row]:
         values = [float(one) for one in numbers if one is not None]
         count = len(numbers)
         if len(values) < count or count < 5 or (count > 6 and count % 2 == 0):
-            raise _wrong(line, "a class, and 4 numbers of a box, or x and y of each corner", text)
-        if not 0 <= values[0] < _MOST or not values[0].is_integer():
-            raise _wrong(line, "the number of a class, from 0", text)
+            raise _fault(line, "a class, and 4 numbers of a box, or x and y of each corner", text)
+        if not 0 <= values[0] < _MAX_NUMBER or not values[0].is_integer():
+            raise _fault(line, "the number of a class, from 0", text)
         if not all(-_SLACK <= one <= 1 + _SLACK for one in values[1:]):
-            raise _wrong(line, "numbers from 0 to 1, parts of width and height", text)
+            raise _fault(line, "numbers from 0 to 1, parts of width and height", text)
         label = int(values[0])
         if count > 6:
             xs, ys = values[1::2], values[2::2]
             left, right, top, bottom = min(xs), max(xs), min(ys), max(ys)
             box = ((left + right) / 2, (top + bottom) / 2, right - left, bottom - top)
-            rows.append(Row(label, box, polygon=tuple(values[1:])))
+            rows.append(AnnotatedBox(label, box, polygon=tuple(values[1:])))
         else:
             box = (values[1], values[2], values[3], values[4])
-            rows.append(Row(label, box, score=values[5] if count == 6 else None))
+            rows.append(AnnotatedBox(label, box, score=values[5] if count == 6 else None))
     return rows
 
 
-def yolo_boxes(rows: Iterable[Row], width: int, height: int) -> list[dict[str, Any]]:
+def yolo_boxes(rows: Iterable[AnnotatedBox], width: int, height: int) -> list[dict[str, Any]]:
     """Return rows as annotations, in pixels of an image of this size.
 
     `bbox` and `label`; of polygons also `segmentation`, of predictions `score`.
@@ -227,7 +227,7 @@ def yolo_names(data: bytes, name: str) -> tuple[str, ...]:
         names = [line.strip() for line in _text(data).rstrip().split("\n")]
     for number, one in enumerate(names):
         if not one or one in names[:number]:
-            raise _wrong(number + 1, "a name of its own for each class", one)
+            raise _fault(number + 1, "a name of its own for each class", one)
     return tuple(names)
 
 
@@ -278,7 +278,7 @@ def _text(data: bytes) -> str:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise _wrong(line, "UTF-8", f"{data[error.start]:#04x}") from None
+        raise _fault(line, "UTF-8", f"{data[error.start]:#04x}") from None
 
 
 def _number(text: str) -> int | float | None:
@@ -291,12 +291,12 @@ def _number(text: str) -> int | float | None:
 
 def _check_size(data: bytes) -> None:
     if len(data) > MAX_BYTES:
-        raise _wrong(1, f"a file of at most {MAX_BYTES:,} bytes", f"{len(data):,}")
+        raise _fault(1, f"a file of at most {MAX_BYTES:,} bytes", f"{len(data):,}")
 
 
-class _Wrong(ValueError):
+class _Fault(ValueError):
     """A file is not as expected."""
 
 
-def _wrong(line: int, expected: str, found: str) -> _Wrong:
-    return _Wrong(f"line {line}: expected {expected}; found {printable(found) or 'nothing'}")
+def _fault(line: int, expected: str, found: str) -> _Fault:
+    return _Fault(f"line {line}: expected {expected}; found {printable(found) or 'nothing'}")

@@ -57,7 +57,7 @@ from .files import (
     DiskFolder,
     first_sign,
     folder_of,
-    twins,
+    unicode_duplicates,
 )
 from .listing import Files, Rows, look_at, rows_of
 from .plain_file import plain_file
@@ -161,7 +161,7 @@ def list_records(request: SourceRequest) -> Listings:
         fields=tuple((names[name], kind) for name, kind in _FIELDS.items()),
         classes=entries.classes,
         problems=sorted(problems),
-        notes=[*notes, *twins(entries.keys)],
+        notes=[*notes, *unicode_duplicates(entries.keys)],
         options={
             "values": entries.digest(places),
             **renamed({ours: theirs for theirs, ours in names.items()}),
@@ -214,7 +214,7 @@ def refuse_folder(request: SourceRequest, names: Sequence[bytes]) -> None:
 # --- the file -------------------------------------------------------------------------------------
 
 
-class _Wrong:
+class _Faults:
     """The faults of the entries of a file: one error lists all of them."""
 
     def __init__(self, shown: str) -> None:
@@ -269,30 +269,30 @@ def _load(request: SourceRequest) -> dict[str, Any]:
 
 
 def _parse(described: dict[str, Any], shown: str) -> Entries:
-    wrong = _Wrong(shown)
+    faults = _Faults(shown)
     images, annotations = described["images"], described["annotations"]
-    classes, labels = _categories(described["categories"], wrong)
+    classes, labels = _categories(described["categories"], faults)
     places: dict[bytes, int] = {}  # by key
     ids: dict[int, int] = {}
     paths = []
     for place, one in enumerate(images):
-        path = _path(one, place, wrong)
+        path = _path(one, place, faults)
         paths.append(path)
         key = _key(path)
         if path and places.setdefault(key, place) != place:
             why = f"its file_name, {printable(path)}, is that of images[{places[key]}] too"
-            wrong.add("images", place, one, why)
-        _once(ids, "images", place, one, wrong)
+            faults.add("images", place, one, why)
+        _once(ids, "images", place, one, faults)
     numbers: dict[str, list[int | None]] = {"image_id": list(ids)}
     for name in ("width", "height"):
-        numbers[name] = [_pixels(one, name, place, wrong) for place, one in enumerate(images)]
-    theirs = _images_of(annotations, ids, labels, wrong)
-    wrong.refuse()
+        numbers[name] = [_pixels(one, name, place, faults) for place, one in enumerate(images)]
+    theirs = _images_of(annotations, ids, labels, faults)
+    faults.refuse()
     keys = sorted(places)
     in_order = np.array([places[key] for key in keys], np.int64)
     columns = {name: number_column(values).take(in_order) for name, values in numbers.items()}
-    columns["annotations"] = _pack(annotations, labels, theirs, in_order, wrong)
-    wrong.refuse()
+    columns["annotations"] = _pack(annotations, labels, theirs, in_order, faults)
+    faults.refuse()
     return Entries(
         first=paths[:_FIRST],
         keys=keys,
@@ -303,35 +303,35 @@ def _parse(described: dict[str, Any], shown: str) -> Entries:
 
 
 def _categories(
-    categories: list[Any], wrong: _Wrong
+    categories: list[Any], faults: _Faults
 ) -> tuple[tuple[str, ...] | None, dict[int, int]]:
     """Return names of the classes, in the order of ids, and the label of each id."""
     ids: dict[int, int] = {}
     names: dict[str, int] = {}
     for place, one in enumerate(categories):
-        _once(ids, "categories", place, one, wrong)
+        _once(ids, "categories", place, one, faults)
         name = one.get("name") if isinstance(one, dict) else None
         if not isinstance(name, str) or not name:
-            wrong.add("categories", place, one, "it has no name")
+            faults.add("categories", place, one, "it has no name")
         elif names.setdefault(name, place) != place:
             why = f"its name, {printable(name)}, is that of categories[{names[name]}] too"
-            wrong.add("categories", place, one, why)
-    wrong.refuse()
+            faults.add("categories", place, one, why)
+    faults.refuse()
     in_order = sorted(ids)
     classes = tuple(categories[ids[one]]["name"] for one in in_order)
     return classes or None, {one: label for label, one in enumerate(in_order)}
 
 
-def _once(ids: dict[int, int], what: str, place: int, entry: Any, wrong: _Wrong) -> None:
+def _once(ids: dict[int, int], what: str, place: int, entry: Any, faults: _Faults) -> None:
     """Note the id of an entry, which no other may have."""
     number = entry.get("id") if isinstance(entry, dict) else None
     if type(number) is not int or not -(1 << 63) <= number < 1 << 63:
-        wrong.add(what, place, entry, "expected an id that is an integer of 64 bits")
+        faults.add(what, place, entry, "expected an id that is an integer of 64 bits")
     elif ids.setdefault(number, place) != place:
-        wrong.add(what, place, entry, f"its id is that of {what}[{ids[number]}] too")
+        faults.add(what, place, entry, f"its id is that of {what}[{ids[number]}] too")
 
 
-def _path(entry: Any, place: int, wrong: _Wrong) -> bytes:
+def _path(entry: Any, place: int, faults: _Faults) -> bytes:
     """Return the file_name of an image; empty when there is none."""
     name = entry.get("file_name") if isinstance(entry, dict) else None
     path = b""
@@ -341,7 +341,7 @@ def _path(entry: Any, place: int, wrong: _Wrong) -> bytes:
     why = check_key(_key(path))
     if b"\0" in path or why is not None:
         found = "none" if name is None else printable(repr(name))
-        wrong.add("images", place, entry, f"expected a file_name, found {found}")
+        faults.add("images", place, entry, f"expected a file_name, found {found}")
         return b""
     return path
 
@@ -353,46 +353,46 @@ def _key(path: bytes) -> bytes:
     return b"/".join(part for part in path.split(b"/") if part not in (b"", b".", b".."))
 
 
-def _pixels(entry: Any, name: str, place: int, wrong: _Wrong) -> int | None:
+def _pixels(entry: Any, name: str, place: int, faults: _Faults) -> int | None:
     value = entry.get(name) if isinstance(entry, dict) else None
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if value is None or (type(value) is int and -(1 << 63) <= value < 1 << 63):
         return value
-    wrong.add("images", place, entry, f"expected a whole number as {name}, found {value!r:.40}")
+    faults.add("images", place, entry, f"expected a whole number as {name}, found {value!r:.40}")
     return None
 
 
 def _images_of(
-    annotations: list[Any], ids: Mapping[int, int], labels: Mapping[int, int], wrong: _Wrong
+    annotations: list[Any], ids: Mapping[int, int], labels: Mapping[int, int], faults: _Faults
 ) -> Ints:
     """Return (annotations,) the place of the image of each."""
     found = np.full(len(annotations), -1, np.int64)
     own: dict[int, int] = {}
     for place, one in enumerate(annotations):
         if not isinstance(one, dict):
-            wrong.add("annotations", place, one, "expected an object")
+            faults.add("annotations", place, one, "expected an object")
             continue
         if "id" in one:
-            _once(own, "annotations", place, one, wrong)
+            _once(own, "annotations", place, one, faults)
         image = one.get("image_id")
         if type(image) is not int or image not in ids:
-            wrong.add("annotations", place, one, f"no image has its image_id, {image!r:.40}")
+            faults.add("annotations", place, one, f"no image has its image_id, {image!r:.40}")
             continue
         found[place] = ids[image]
         if "category_id" in one:
             category = one["category_id"]
             if type(category) is not int or category not in labels:
                 why = f"no category has its category_id, {category!r:.40}"
-                wrong.add("annotations", place, one, why)
+                faults.add("annotations", place, one, why)
             elif one.get("label", labels[category]) != labels[category]:
                 why = f"it has a `label` of its own, {one['label']!r:.40}, which ours would replace"
-                wrong.add("annotations", place, one, why)
+                faults.add("annotations", place, one, why)
     return found
 
 
 def _pack(
-    annotations: list[Any], labels: Mapping[int, int], theirs: Ints, images: Ints, wrong: _Wrong
+    annotations: list[Any], labels: Mapping[int, int], theirs: Ints, images: Ints, faults: _Faults
 ) -> Column:
     """Pack the annotations of these images."""
     by_image = np.argsort(theirs, kind="stable")
@@ -405,7 +405,8 @@ def _pack(
         try:
             packed.append(pack([_annotation(annotations[place], labels) for place in places]))
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            wrong.add("annotations", places[0], annotations[places[0]], f"or one after it: {error}")
+            at = places[0]
+            faults.add("annotations", at, annotations[at], f"or one after it: {error}")
     return packed_column("json", packed)
 
 

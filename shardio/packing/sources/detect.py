@@ -152,7 +152,7 @@ def _folder(request: SourceRequest) -> SourceRequest:
     if lies_grouped(folder, files, others, folders if splits else ()):
         return replace(request, kind="files")
     names = tuple(key_text(name) for name in sorted(folders)) if splits else ("",)
-    return replace(request, kind="imagefolder", looked=names)
+    return replace(request, kind="imagefolder", detected_splits=names)
 
 
 def _foreign_folder(request: SourceRequest) -> str | None:

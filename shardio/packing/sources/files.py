@@ -518,7 +518,7 @@ def check_loose(files: list[bytes], folder: SourceFolder, advice: str = "") -> N
         )
 
 
-def twins(names: Iterable[bytes]) -> list[str]:
+def unicode_duplicates(names: Iterable[bytes]) -> list[str]:
     """Return notes on names that look the same, since they differ only by Unicode normalisation."""
     seen: dict[str, bytes] = {}
     twins = []

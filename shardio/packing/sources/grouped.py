@@ -46,7 +46,7 @@ from .files import (
     not_images,
     note_top,
     split_folders,
-    twins,
+    unicode_duplicates,
 )
 
 Decode = Callable[[bytes], Any]
@@ -441,7 +441,7 @@ def _listing(
         classes=None,
         problems=sorted(files.problems),
         ignored=walked.ignored,
-        notes=[*walked.notes, *_notes(files, plain), *twins(files.keys)],
+        notes=[*walked.notes, *_notes(files, plain), *unicode_duplicates(files.keys)],
         options={"members": files.digest(), **renamed(theirs)},
     )
 

@@ -22,7 +22,7 @@ _ENDING = re.compile(rb"(?<=[^/])\.[^./\s]*\Z")
 
 # How rows name images: by how many last parts of a path; whether the ending of the image counts,
 # and that of the row; whether folders before these parts may be called otherwise.
-Way = tuple[int, bool, bool, bool]
+NameMatch = tuple[int, bool, bool, bool]
 
 
 class ImageNames:
@@ -44,7 +44,7 @@ class ImageNames:
         counts = [len(listing.keys) for listing in self.listings.values()]
         return dict(zip(self.listings, itertools.accumulate(counts, initial=0), strict=False))
 
-    def places(self, way: Way) -> tuple[dict[bytes, int], set[bytes]]:
+    def places(self, way: NameMatch) -> tuple[dict[bytes, int], set[bytes]]:
         """Return the images by their names of a way, and names that several of them have.
 
         A file that is no image by its ending leaves its name to one that is.
@@ -62,7 +62,7 @@ class ImageNames:
             self._known[way[:2]] = found, again
         return self._known[way[:2]]
 
-    def way_of(self, names: Collection[bytes], *, loose: bool = False) -> tuple[int, Way]:
+    def way_of(self, names: Collection[bytes], *, loose: bool = False) -> tuple[int, NameMatch]:
         """Return how many of some names are of images, and by which way of naming."""
         best, chosen = 0, (1, True, True, loose)
         for parts in range(self.depth, 0, -1):
@@ -76,7 +76,7 @@ class ImageNames:
                     return best, chosen
         return best, chosen
 
-    def _place(self, text: bytes, way: Way) -> int | None:
+    def _place(self, text: bytes, way: NameMatch) -> int | None:
         """Return the image that a row names; None: none does."""
         parts = way[0]
         place = self.places(way)[0].get(image_name(text, parts, way[2]))
@@ -88,7 +88,7 @@ class ImageNames:
         common = min(len(folders), len(others))
         return place if folders[len(folders) - common :] == others[len(others) - common :] else None
 
-    def naming(self, columns: Mapping[str, Column], shown: str) -> tuple[str, Way] | None:
+    def naming(self, columns: Mapping[str, Column], shown: str) -> tuple[str, NameMatch] | None:
         """Return the column that names images, and how; None where none does.
 
         Raises SourceError where it cannot be told which of several it is.
@@ -123,7 +123,7 @@ class ImageNames:
                 )
         return next(iter(found.items()), None)
 
-    def show(self, way: Way, example: bytes) -> str:
+    def show(self, way: NameMatch, example: bytes) -> str:
         """Say how rows name images, as this one does."""
         parts, whole = way[:2]
         how = "file name" if parts == 1 else f"last {parts} parts of the path"
@@ -133,7 +133,7 @@ class ImageNames:
         return f"by {how}, {'with' if whole else 'without'} its ending{more}"
 
     def find(
-        self, names: Iterable[bytes | None], way: Way, what: str
+        self, names: Iterable[bytes | None], way: NameMatch, what: str
     ) -> tuple[Ints, list[tuple[int, bytes]]]:
         """Return (images,) the rows that name images, -1 where none does; and rows that name none.
 

@@ -53,7 +53,7 @@ from .files import (
     no_image,
     note_top,
     split_folders,
-    twins,
+    unicode_duplicates,
 )
 from .grouped import check_told
 
@@ -139,7 +139,7 @@ def list_records(request: SourceRequest) -> Listings:
     found = image_folder(request)
     if request.where is not None:
         found = {name: _chosen(listing, request) for name, listing in found.items()}
-    if request.looked is not None:
+    if request.detected_splits is not None:
         check_told(found, request.shown)
     own = found.get("")
     numbered = _numbered(request.path) if request.files is None else None
@@ -213,7 +213,7 @@ def _listing(
     if folders:
         check_loose(files, root, _advise(folders))
     walked = root.walk()
-    walked.notes.extend(twins([*walked.keys, *folders]))
+    walked.notes.extend(unicode_duplicates([*walked.keys, *folders]))
     if not folders:
         return _as_listing(root, walked, None, None, ())
     return _as_listing(root, walked, _labels(walked.keys, names), names, folders)
@@ -264,7 +264,7 @@ def _labelled(folders: Mapping[str, SourceFolder], pattern: re.Pattern[str]) -> 
             sizes=walked.sizes[kept],
             mtimes=walked.mtimes[kept],
             problems=[*walked.problems, *((key, why) for key in missed)],
-            notes=[*walked.notes, *twins([*keys, *classes])],
+            notes=[*walked.notes, *unicode_duplicates([*keys, *classes])],
         )
         present = [classes[i] for i in set(labels.tolist())]
         found[name] = _as_listing(folders[name], labelled, labels, classes, present)

@@ -114,10 +114,10 @@ class Joined(Source):
         return (one for one in parts if "label" in one)
 
 
-def reopen(described: Plain, piece: Plain, inner: Callable[[str, Plain, Plain], Source]) -> Joined:
-    """Open a piece of joined records. inner: opens a piece of those that lie in the source."""
+def reopen(described: Plain, piece: Plain, opener: Callable[[str, Plain, Plain], Source]) -> Joined:
+    """Open a piece of joined records. opener: opens a piece of those that lie in the source."""
     split, boxed = described["split"], described["boxed"]
-    source = inner(split, described["joined"], piece["joined"])
+    source = opener(split, described["joined"], piece["joined"])
     columns = {name: Column(*column) for name, column in piece["columns"].items()}
     places, normalised = np.arange(piece["count"]), described["normalised"]
     return Joined(source, places, split, columns, normalised=normalised, boxed=boxed)

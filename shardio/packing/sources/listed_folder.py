@@ -1,6 +1,6 @@
 """A folder whose files are all known: of an object store, or in archives.
 
-What is known are columns in bytewise order of the paths, which are bytes, as of files.
+They are known by columns, in bytewise order of the paths. Paths are bytes, as those of files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Listed:
 
 
 class ListedFolder:
-    """A folder in what is listed; where it is read from, a class of it says."""
+    """A folder among listed files. Subclasses say how it is listed and read."""
 
     in_archives = False
 

@@ -49,7 +49,7 @@ from .files import (
     MISSING,
     check_image,
     first_sign,
-    twins,
+    unicode_duplicates,
 )
 from .plain_file import plain_file
 from .tables import Column, Table, ending, holds_bytes, packed_column, pieces, seal_columns
@@ -407,7 +407,7 @@ def _of_files(paths: Column, rows: Ints, chosen: _Chosen, request: SourceRequest
         again = sorted(range(len(found)), key=found.__getitem__)
         found, kept_rows = [found[i] for i in again], kept_rows[again]
         sizes, mtimes = sizes[again], mtimes[again]
-    chosen.notes.extend(twins(found))
+    chosen.notes.extend(unicode_duplicates(found))
     files = Files(root, paths, sizes, mtimes)
     listing = _listing(kept_rows, found, files, sizes, chosen, request, problems)
     listing.check_some(request.shown)

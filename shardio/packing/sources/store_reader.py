@@ -29,7 +29,7 @@ from .files import changed
 _LEAST = 16 << 10
 _PASSED = 1 << 20
 _FIRST_AHEAD, _MOST_AHEAD, _AT_ONCE = 128 << 10, 64 << 20, 8
-_PAGE = 1 << 20  # bytes up to which it is looked whether the web gives a page in place of a file
+_PAGE = 1 << 20  # bytes that are read of the web, to see whether it gives a page in place of a file
 
 
 def stamp_of(one: Object) -> int:

@@ -48,7 +48,7 @@ from .files import (
     check_loose,
     folder_of,
     note_top,
-    twins,
+    unicode_duplicates,
 )
 from .grouped import decoder, kind_of, read_field
 
@@ -88,7 +88,7 @@ def pattern_of(text: str) -> Pattern:
 
 
 @dataclass(frozen=True)
-class Tree:
+class FieldFiles:
     """The files of one field. Paths, sizes and times of change have an entry a record."""
 
     name: str
@@ -102,7 +102,7 @@ class Tree:
 class Trees(FileSource):
     """The records of a listing, each of a file in every tree."""
 
-    def __init__(self, root: SourceFolder, trees: Sequence[Tree]) -> None:
+    def __init__(self, root: SourceFolder, trees: Sequence[FieldFiles]) -> None:
         """trees: the first has the keys."""
         super().__init__(root)
         self._keys, self._trees = trees[0].paths, trees
@@ -184,7 +184,7 @@ def split_names(request: SourceRequest) -> list[str]:
 def reopen(request: SourceRequest, split: str, described: Plain, piece: Plain) -> Trees:
     """Open a piece of parallel trees."""
     pairs = zip(described["trees"], piece["files"], strict=True)
-    trees = [Tree(name, pattern_of(text), kind, *files) for (name, text, kind), files in pairs]
+    trees = [FieldFiles(name, pattern_of(text), kind, *one) for (name, text, kind), one in pairs]
     return Trees(folder_of(request), trees)
 
 
@@ -375,7 +375,7 @@ def _listing(root: SourceFolder, fields: Mapping[str, Pattern]) -> Listing:
     problems: list[Problem] = []
     bad: set[bytes] = set()  # stems of records that cannot be packed
     others: list[bytes] = []  # files of no field
-    named: dict[str, Tree] = {}
+    named: dict[str, FieldFiles] = {}
     ignored, notes = 0, []
     for folder in dict.fromkeys(one.folder for one in fields.values()):
         here = {name: one for name, one in fields.items() if one.folder == folder}
@@ -412,7 +412,7 @@ def _listing(root: SourceFolder, fields: Mapping[str, Pattern]) -> Listing:
         classes=None,
         problems=sorted(problems),
         ignored=ignored,
-        notes=[*notes, *twins(keys)],
+        notes=[*notes, *unicode_duplicates(keys)],
         options={
             "members": _digest(taken),
             "fields": {tree.name: tree.pattern.text for tree in taken},
@@ -432,7 +432,7 @@ def _trees(
     others: list[bytes],
     problems: list[Problem],
     bad: set[bytes],
-) -> dict[str, Tree]:
+) -> dict[str, FieldFiles]:
     """Return the trees of one folder: each file is of the field with the longest ending it has.
 
     What is of none goes to `others`; what cannot be packed to `problems`, and its stem to `bad`.
@@ -457,13 +457,13 @@ def _trees(
         problems.append((folder + path, why))
     trees = {}
     for name, one in fields.items():
-        tree = Tree(name, one, "", walked.keys, walked.sizes, walked.mtimes)
+        tree = FieldFiles(name, one, "", walked.keys, walked.sizes, walked.mtimes)
         tree = _taken(tree, places[one])
         trees[name] = replace(tree, kind=_kind(tree.paths))
     return trees
 
 
-def _places_of(tree: Tree, problems: list[Problem], bad: set[bytes]) -> dict[bytes, int]:
+def _places_of(tree: FieldFiles, problems: list[Problem], bad: set[bytes]) -> dict[bytes, int]:
     """Return the place of each path but for its ending. What cannot be packed is a problem."""
     places: dict[bytes, int] = {}
     for place, path in enumerate(tree.paths):
@@ -482,7 +482,7 @@ def _places_of(tree: Tree, problems: list[Problem], bad: set[bytes]) -> dict[byt
 
 
 def _without_partner(
-    trees: Sequence[Tree], stems: Sequence[Mapping[bytes, int]], bad: set[bytes]
+    trees: Sequence[FieldFiles], stems: Sequence[Mapping[bytes, int]], bad: set[bytes]
 ) -> Iterator[Problem]:
     """Yield the files that lack one in another tree. stems: places in each tree, by stem."""
     for tree, places in zip(trees, stems, strict=True):
@@ -494,7 +494,7 @@ def _without_partner(
                 yield tree.pattern.folder + tree.paths[places[stem]], why + lacks
 
 
-def _taken(tree: Tree, places: list[int]) -> Tree:
+def _taken(tree: FieldFiles, places: list[int]) -> FieldFiles:
     paths = [tree.paths[place] for place in places]
     return replace(tree, paths=paths, sizes=tree.sizes[places], mtimes=tree.mtimes[places])
 
@@ -508,7 +508,7 @@ def _kind(paths: Sequence[bytes]) -> str:
     return only or "bytes"
 
 
-def _changes(trees: Sequence[Tree]) -> Ints:
+def _changes(trees: Sequence[FieldFiles]) -> Ints:
     """Return (records,) numbers that change when the time or the size of a file does."""
     words = np.zeros(len(trees[0].paths), np.uint64)
     for tree in trees:
@@ -517,7 +517,7 @@ def _changes(trees: Sequence[Tree]) -> Ints:
     return words.view(np.int64)
 
 
-def _digest(trees: Sequence[Tree]) -> str:
+def _digest(trees: Sequence[FieldFiles]) -> str:
     """Return 32 hex digits of which files each record has."""
     seal = hashlib.sha256()
     for tree in trees:

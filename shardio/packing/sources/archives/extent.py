@@ -32,7 +32,7 @@ class Bytes(Readable, Protocol):
         """Close it."""
 
 
-class Place(Protocol):
+class FileOpener(Protocol):
     """Where such files are."""
 
     def open(self, name: str) -> Any:
@@ -43,7 +43,7 @@ class Place(Protocol):
 class Extent:
     """An archive on storage, or in another one: bytes of a file."""
 
-    location: Place
+    location: FileOpener
     name: str  # of the file in it
     size: int  # bytes
     stamp: int  # changes with the archive that the user has
@@ -59,7 +59,7 @@ class Extent:
         return replace(self, size=size, shown=shown, start=self.start + start)
 
 
-class Part:
+class ExtentReader:
     """An extent, open for reading."""
 
     def __init__(self, file: Bytes, extent: Extent) -> None:

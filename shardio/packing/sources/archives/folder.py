@@ -25,10 +25,10 @@ from ..files import (
 from ..listed_folder import Listed, ListedFolder
 from ..store_folder import StoreFolder
 from ..store_reader import StoredObject
-from .extent import Bytes, Extent, Part, check_same, extent_of
+from .extent import Bytes, Extent, ExtentReader, check_same, extent_of
 from .inflate import Inflating, is_there
 from .member_table import DEFLATED, PLAIN
-from .tree import Tree, member, tree_of_archive, tree_of_folder
+from .tree import Members, member, tree_of_archive, tree_of_folder
 from .zip_members import range_length, read_member
 
 _MOST_OPEN = 64  # archives of a source, in a process
@@ -43,7 +43,7 @@ class ArchiveFolder(ListedFolder):
     def __init__(
         self,
         path: bytes,
-        tree: Tree,
+        tree: Members,
         inner: bytes = b"",
         ignores: Callable[[bytes], bool] = is_ignored,
         said: Sequence[str] = (),
@@ -102,10 +102,10 @@ class ArchiveFolder(ListedFolder):
         if row is None or not size:  # reading it says so
             return
         tree = self._tree
-        extent, start = tree.extents[tree.which[row]], tree.starts[row]
+        extent, start = tree.extents[tree.extent_numbers[row]], tree.starts[row]
         if isinstance(extent.location, StoredObject):  # what was unpacked is a file of ours
-            if tree.ways[row] != PLAIN:
-                size = range_length(tree.paths[row], start, tree.packed[row], extent.size)
+            if tree.methods[row] != PLAIN:
+                size = range_length(tree.paths[row], start, tree.packed_sizes[row], extent.size)
             self._opened(extent, path).will_need(extent.start + start, size)
 
     @functools.cached_property
@@ -137,7 +137,7 @@ class ArchiveFolder(ListedFolder):
         row = self._row(path)
         if row is None:
             return printable(self._root)
-        extent: Extent = self._tree.extents[self._tree.which[row]]
+        extent: Extent = self._tree.extents[self._tree.extent_numbers[row]]
         return extent.shown
 
     def member(self, path: bytes) -> tuple[Extent, bool, int | None]:
@@ -149,9 +149,9 @@ class ArchiveFolder(ListedFolder):
         if row is None:
             full = self._inner + path
             raise SourceError(f"{printable(full)}: {dict(tree.problems).get(full, MISSING)}")
-        extent, way = tree.extents[tree.which[row]], tree.ways[row]
+        extent, way = tree.extents[tree.extent_numbers[row]], tree.methods[row]
         with contextlib.closing(extent.location.open(extent.name)) as file:
-            found = member(tree, row, extent, Part(file, extent))
+            found = member(tree, row, extent, ExtentReader(file, extent))
         return found, way == DEFLATED, None if way == PLAIN else tree.checksums[row]
 
     def _row(self, path: bytes) -> int | None:
@@ -171,16 +171,16 @@ class ArchiveFolder(ListedFolder):
         tree, row = self._tree, self._row(path)
         if row is None:
             raise changed(path, "it is gone from the archive")
-        full, extent = tree.paths[row], tree.extents[tree.which[row]]
+        full, extent = tree.paths[row], tree.extents[tree.extent_numbers[row]]
         if tree.sizes[row] != size or extent.stamp != stamp:
             raise changed(path, "its archive is another")
         file = self._opened(extent, path)
-        start, way = tree.starts[row], tree.ways[row]
+        start, way = tree.starts[row], tree.methods[row]
         try:
             if way == PLAIN:
                 return file.read(extent.start + start, size)
-            packed, checksum = tree.packed[row], tree.checksums[row]
-            return read_member(Part(file, extent), full, start, packed, size, way, checksum)
+            packed, checksum = tree.packed_sizes[row], tree.checksums[row]
+            return read_member(ExtentReader(file, extent), full, start, packed, size, way, checksum)
         except (DamageError, ValueError) as error:
             check_same(file, extent, key_bytes(extent.name))
             raise Rejected(f"cannot be read from {extent.shown}: {error}") from None
@@ -207,15 +207,15 @@ class ArchiveFolder(ListedFolder):
 
 # What this process listed last: pieces of one source are opened one after the other. Two, since
 # labels may lie in an archive of their own.
-_KNOWN: dict[tuple[Any, ...], tuple[Tree, bytes]] = {}
+_INDEX_CACHE: dict[tuple[Any, ...], tuple[Members, bytes]] = {}
 
 
 def open_archive(
     path: bytes | StoredObject, inflating: Inflating, inner: bytes = b"", *, ignore: bool = True
 ) -> tuple[ArchiveFolder, bytes]:
-    """Return the folder that an archive is, and a path in it.
+    """Return the folder that an archive is, and a path in that folder.
 
-    inner: a path that may lead through archives in it: the folder is then that of the last one
+    inner: a path in the archive. Where it leads through archives, the folder is the last of these.
 
     Raises SourceError, OptionError, StorageError.
     """
@@ -233,7 +233,7 @@ def open_archive(
         names.pop()
     through = b"/".join(names)
     key = whole, through, extent.size, extent.stamp, ignores, inflating.directory, reached
-    tree, left = _known(key, lambda: tree_of_archive(extent, ignores, inflating, through))
+    tree, left = _cached(key, lambda: tree_of_archive(extent, ignores, inflating, through))
     root = os.path.join(whole, through.removesuffix(left)).rstrip(b"/")
     folder = ArchiveFolder(root, tree, b"", ignores)
     return folder, (left + inner[len(through) :]).strip(b"/")
@@ -248,16 +248,18 @@ def open_folder_of_archives(
     seal.update(walked.sizes.tobytes() + walked.mtimes.tobytes())
     reached = folder.reached if isinstance(folder, StoreFolder) else ""
     key = folder.path, seal.digest(), folder.ignores, inflating.directory, reached
-    tree, _ = _known(key, lambda: (tree_of_folder(folder, walked, inflating), b""))
+    tree, _ = _cached(key, lambda: (tree_of_folder(folder, walked, inflating), b""))
     return ArchiveFolder(folder.path, tree, b"", folder.ignores)
 
 
-def _known(key: tuple[Any, ...], make: Callable[[], tuple[Tree, bytes]]) -> tuple[Tree, bytes]:
+def _cached(
+    key: tuple[Any, ...], make: Callable[[], tuple[Members, bytes]]
+) -> tuple[Members, bytes]:
     """Return what was listed last, if it was this; else list it."""
-    found = _KNOWN.get(key)
+    found = _INDEX_CACHE.get(key)
     if found is None or not all(map(is_there, found[0].extents)):
         found = make()
-        while len(_KNOWN) > 1:
-            _KNOWN.pop(next(iter(_KNOWN)))
-        _KNOWN[key] = found
+        while len(_INDEX_CACHE) > 1:
+            _INDEX_CACHE.pop(next(iter(_INDEX_CACHE)))
+        _INDEX_CACHE[key] = found
     return found

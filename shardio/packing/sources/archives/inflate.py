@@ -29,7 +29,7 @@ from ....units import show_size
 from ...process_pool import Progress
 from ..files import mtime
 from . import deflate
-from .extent import Extent, Part
+from .extent import Extent, ExtentReader
 from .member_table import MemberTable
 from .tar_members import list_tar
 
@@ -40,7 +40,7 @@ _WAIT_S = 0.2  # for another process that unpacks the same archive
 _NAME = re.compile(r"unpacked-[0-9a-f]{16}(-[0-9a-f]{16})?\Z")
 _NAMED = len("unpacked-") + 16
 _PIECE = 1 << 20  # bytes that are inflated at a time
-_TOLD = 3  # archives that are unpacked with a line each
+_MAX_NOTICES = 3  # archives that are unpacked with a line each
 _BACK = 256 << 10  # bytes that a stream still holds, for reads that go back a little
 # First bytes, and what reads such a file.
 _KINDS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -60,8 +60,8 @@ class Inflating:
 
     directory: str | None = None  # of the packing; None: nothing is written
     progress: Progress | None = None
-    tell: Callable[[str], None] | None = None
-    told: int = 0  # archives of which it was told
+    notify: Callable[[str], None] | None = None
+    notices: int = 0  # archives that `notify` was called for
 
     def inflate(self, extent: Extent, kind: str) -> Extent:
         """Return the archive in a compressed one. Raises DamageError, StorageError.
@@ -100,8 +100,9 @@ class Inflating:
         while True:
             with contextlib.closing(local.OnceFile(self.directory, name, _WHOLE)) as file:
                 while not file.take():
-                    if not waited and self.tell is not None:
-                        self.tell(f"{extent.shown}: waiting for another process, which unpacks it")
+                    if not waited and self.notify is not None:
+                        waits = "waiting for another process, which unpacks it"
+                        self.notify(f"{extent.shown}: {waits}")
                     waited = True
                     time.sleep(_WAIT_S)
                 if file.is_whole:
@@ -114,18 +115,18 @@ class Inflating:
 
     def _write(self, extent: Extent, kind: str, out: local.OnceFile, name: str) -> None:
         assert self.directory is not None
-        if self.tell is not None and self.told <= _TOLD:
+        if self.notify is not None and self.notices <= _MAX_NOTICES:
             text = f"{extent.shown} is compressed as a whole ({show_size(extent.size)}): it is "
             text += (
                 f"unpacked once into {printable(self.directory)}/{name}, which the commit removes"
             )
-            self.tell(text + "; so it is with all that follow" * (self.told == _TOLD))
-            self.told += 1
+            self.notify(text + "; so it is with all that follow" * (self.notices == _MAX_NOTICES))
+            self.notices += 1
         try:
             local.refuse_if_full(self.directory, extent.size)
             with contextlib.closing(extent.location.open(extent.name)) as file:
                 out.begin(_PART)
-                source = _PartStream(Part(file, extent))
+                source = _ExtentStream(ExtentReader(file, extent))
                 try:
                     for data in _inflated(source, kind, extent.shown):
                         out.write(data)
@@ -146,7 +147,7 @@ class Inflating:
             contextlib.suppress(DamageError, SourceError),
             contextlib.closing(LocalDirectory(self.directory).open(name)) as file,
         ):
-            part = Part(file, replace(extent, start=_HEAD, size=file.size - _HEAD))
+            part = ExtentReader(file, replace(extent, start=_HEAD, size=file.size - _HEAD))
             list_tar(part, extent.shown, table=table)
         return f"; its last whole member is {printable(table.paths[-1])}" if table.paths else ""
 
@@ -161,7 +162,7 @@ def content(extent: Extent, kind: str | None) -> Generator[bytes, None, None]:
     except FileNotFoundError:
         raise SourceError(f"{extent.shown}: it is gone") from None
     with contextlib.closing(opened) as file:
-        source = _PartStream(Part(file, extent))
+        source = _ExtentStream(ExtentReader(file, extent))
         if kind is None:
             yield from iter(lambda: source.read(_PIECE), b"")
         else:
@@ -198,10 +199,10 @@ def remove_unpacked(directory: str) -> None:
                 local.remove(os.path.join(directory, name))
 
 
-class _PartStream(io.RawIOBase):
+class _ExtentStream(io.RawIOBase):
     """The bytes of an extent, as a file that is read from its beginning on."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: ExtentReader) -> None:
         super().__init__()
         self._part, self.at = part, 0
 
@@ -225,7 +226,7 @@ class _PartStream(io.RawIOBase):
         return len(data)
 
 
-def _inflated(source: _PartStream, kind: str, shown: str) -> Iterator[bytes]:
+def _inflated(source: _ExtentStream, kind: str, shown: str) -> Iterator[bytes]:
     """Yield the content of a compressed stream, piece by piece. Raises DamageError."""
     done, buffered = 0, io.BufferedReader(source, _PIECE)
     try:
@@ -345,5 +346,5 @@ class _Streamed:
     def _begin(self) -> Iterator[bytes]:
         self._stop()
         self._file = self._extent.location.open(self._extent.name)
-        source = _PartStream(Part(self._file, self._extent))
+        source = _ExtentStream(ExtentReader(self._file, self._extent))
         return _inflated(source, self._kind, self._extent.shown)

@@ -41,9 +41,9 @@ class MemberTable:
         self.paths: list[bytes] = []
         self.sizes = array("q")  # bytes, as its header states
         self.starts = array("q")  # byte of its data in the archive; of a zip of its local header
-        self.packed = array("q")  # bytes that the data take there
+        self.packed_sizes = array("q")  # bytes that the data take there
         self.checksums = array("I")  # CRC-32, of a zip
-        self.ways = array("B")  # PLAIN, STORED, DEFLATED
+        self.methods = array("B")  # PLAIN, STORED, DEFLATED
         self.folders: set[bytes] = set()
         self.problems: list[Problem] = []
         self.outside: list[bytes] = []  # names that lead out of the archive
@@ -61,12 +61,12 @@ class MemberTable:
     def fill(self) -> None:
         """Give the plain members, which `add` added, the columns that only a zip has."""
         count = len(self.paths)
-        self.packed = self.sizes[:]
+        self.packed_sizes = self.sizes[:]
         self.checksums = array("I", bytes(4 * count))
-        self.ways = array("B", bytes(count))
+        self.methods = array("B", bytes(count))
 
     def add_hard_link(self, path: bytes, target: bytes) -> None:
-        """Add a file under a second name: what has the first one now, not what comes later."""
+        """Add a second name of a file. A later member with the first name does not change it."""
         if self._rows is None:
             self._rows = {one: row for row, one in enumerate(self.paths)}
         for row in range(len(self._rows), len(self.paths)):
@@ -88,7 +88,7 @@ class MemberTable:
     def copy_row(self, row: int, path: bytes) -> None:
         """Add a member that is another one under a second path."""
         self.paths.append(path)
-        for column in (self.sizes, self.starts, self.packed, self.checksums, self.ways):
+        for column in (self.sizes, self.starts, self.packed_sizes, self.checksums, self.methods):
             column.append(column[row])
 
 

@@ -26,7 +26,7 @@ from ..files import DiskFolder, is_archive, without_suffix
 from ..listed_folder import Listed
 from ..store_folder import StoreFolder
 from ..store_reader import refuse_page
-from .extent import Bytes, Extent, Part, extent_in
+from .extent import Bytes, Extent, ExtentReader, extent_in
 from .inflate import Inflating, compression_of
 from .member_table import DEFLATED, PLAIN, MemberTable
 from .tar_members import list_tar
@@ -38,20 +38,20 @@ _OUTSIDE = "its path leads out of the archive"
 
 
 @dataclass
-class Tree(Listed):
+class Members(Listed):
     """All members of all archives, and where their bytes are; a column has an entry a member."""
 
     extents: list[Extent] = field(default_factory=list)
     # Views, whose entries are ints of Python: those of numpy cost reading a member 1 us more.
-    which: Any = None  # number of its extent
+    extent_numbers: Any = None  # places in `extents`
     starts: Any = None
-    packed: Any = None
+    packed_sizes: Any = None
     checksums: Any = None
-    ways: Any = None
+    methods: Any = None
 
 
 # First members of the tar that was looked into last, which its tree begins with.
-_BEGUN: dict[tuple[str, int, int], MemberTable] = {}
+_FIRST_MEMBERS: dict[tuple[str, int, int], MemberTable] = {}
 
 
 def look_into(
@@ -62,12 +62,12 @@ def look_into(
     most: members, first and then. Raises DamageError, SourceError, StorageError.
     """
     with contextlib.closing(extent.location.open(extent.name)) as file:
-        part = Part(file, extent)
+        part = ExtentReader(file, extent)
         table = list_tar(part, extent.shown, most[0])
-        _BEGUN.clear()
+        _FIRST_MEMBERS.clear()
         if not enough(table.paths):
             return list_tar(part, extent.shown, most[1], table).paths
-    _BEGUN[extent.shown, extent.size, extent.stamp] = table
+    _FIRST_MEMBERS[extent.shown, extent.size, extent.stamp] = table
     return table.paths
 
 
@@ -76,23 +76,24 @@ def is_plain_tar(name: bytes) -> bool:
     return name[-4:].lower() == b".tar"
 
 
-def member(table: MemberTable | Tree, row: int, extent: Extent, part: Part) -> Extent:
+def member(table: MemberTable | Members, row: int, extent: Extent, part: ExtentReader) -> Extent:
     """Return a member of an archive as a run of bytes, deflated or not. Raises DamageError."""
     path, start = table.paths[row], table.starts[row]
-    if table.ways[row] == PLAIN:
+    if table.methods[row] == PLAIN:
         return extent.inside(path, start, int(table.sizes[row]))
     try:
-        return extent.inside(path, data_start(part, start), table.packed[row])
+        return extent.inside(path, data_start(part, start), table.packed_sizes[row])
     except ValueError as error:
         raise DamageError(f"{extent.shown}: {printable(path)}: {error}") from None
 
 
 def tree_of_archive(
     extent: Extent, ignores: Callable[[bytes], bool], inflating: Inflating, inner: bytes = b""
-) -> tuple[Tree, bytes]:
-    """Return what is in an archive, and in those that lie in it, and the folder that is meant.
+) -> tuple[Members, bytes]:
+    """Return the members of an archive and of those in it, and what is left of the path `inner`.
 
-    inner: a path in it; where it leads to one of those, only what is in that one is returned
+    inner: a path in the archive. Where it leads through archives, the members are those of the
+    last of these, and the path that is left is the one in it.
 
     Raises DamageError, OptionError, SourceError, StorageError.
     """
@@ -101,7 +102,9 @@ def tree_of_archive(
     return builder.finish(extent.shown), rest
 
 
-def tree_of_folder(folder: DiskFolder | StoreFolder, walked: Walked, inflating: Inflating) -> Tree:
+def tree_of_folder(
+    folder: DiskFolder | StoreFolder, walked: Walked, inflating: Inflating
+) -> Members:
     """Return what is in the archives that lie in a folder, and below it. Raises as one does.
 
     walked: all files below the folder
@@ -145,17 +148,18 @@ class _Builder:
         self._files: dict[tuple[int, str], Bytes] = {}  # that are open
         self._added: list[_Added] = []
         self.problems: list[Problem] = []  # of no archive
-        self._again = 0  # members that came again in their archive
+        self._repeated = 0  # members that came again in their archive
 
     def add_archive(self, extent: Extent, inner: bytes = b"") -> bytes:
-        """Add the members of an archive, or those of the one in it to which a path leads.
+        """Add the members of an archive and of those in it. Returns what is left of `inner`.
 
-        Returns what is left of the path, behind the last archive.
+        inner: a path in the archive. Where it leads through archives, only the members of the
+        last of these are added, and the path that is left is the one in it.
         """
         if self._deep > _DEEP:
             raise SourceError(f"{extent.shown}: lies in {_DEEP} archives, one within the other")
         with self._opened(extent) as file:
-            part = Part(file, extent)
+            part = ExtentReader(file, extent)
             kind = compression_of(part.read(0, min(BLOCK, part.size)))
             if kind is None:
                 return self._add(_members(part, extent), extent, part, inner)
@@ -229,7 +233,7 @@ class _Builder:
                 above = above[: above.rfind(b"/", 0, -1) + 1]
         return found
 
-    def _add(self, table: MemberTable, extent: Extent, part: Part, inner: bytes) -> bytes:
+    def _add(self, table: MemberTable, extent: Extent, part: ExtentReader, inner: bytes) -> bytes:
         """Add a table, and the archives that lie in it; or only the one to which a path leads."""
         rows: Sequence[int] = range(len(table.paths))
         if table.dropped:
@@ -247,17 +251,17 @@ class _Builder:
         if not nested:
             return inner
         of_path = {table.paths[row]: row for row in nested}
-        self._again += len(nested) - len(of_path)
+        self._repeated += len(nested) - len(of_path)
         others = [table.paths[row] for row in rows if not self._is_ignored(table.paths[row])]
         for above, archives in self.grouped(list(of_path), others, extent.shown).items():
             extents = [self._nested(table, of_path[path], extent, part) for path in archives]
             self.add_side_by_side(extents, archives, above, extent.shown)
         return inner
 
-    def _nested(self, table: MemberTable, row: int, extent: Extent, part: Part) -> Extent:
+    def _nested(self, table: MemberTable, row: int, extent: Extent, part: ExtentReader) -> Extent:
         """Return the extent of an archive in another one. Raises as `add_archive`."""
         inside = member(table, row, extent, part)
-        deflated = table.ways[row] == DEFLATED
+        deflated = table.methods[row] == DEFLATED
         return self._inflating.inflate(inside, "deflate") if deflated else inside
 
     def _is_ignored(self, path: bytes) -> bool:
@@ -276,7 +280,7 @@ class _Builder:
                 return True
         return not folders
 
-    def finish(self, shown: str) -> Tree:
+    def finish(self, shown: str) -> Members:
         """Return all that was added, in bytewise order of the paths, each once."""
         added, paths = self._added, [path for one in self._added for path in one.paths()]
         chosen = [np.asarray(one.rows, np.int64) for one in added]
@@ -290,19 +294,19 @@ class _Builder:
         order = sorted(range(len(paths)), key=paths.__getitem__)  # stable
         for one in added:
             self.problems += [(one.prefix + path, why) for path, why in one.table.problems]
-        order = self._without_twins(order, paths, which)
-        order = self._without_folders(order, paths)
+        order = self._drop_duplicates(order, paths, which)
+        order = self._drop_folders(order, paths)
         kept = np.array(order, np.int64)
         stamps = np.array([one.extent.stamp for one in added], np.int64)
         which = which[kept]
         notes = []
-        if self._again:
-            again = show_count(self._again, "member has", "members have")
+        if self._repeated:
+            again = show_count(self._repeated, "member has", "members have")
             notes.append(
                 f"{shown}: {again} the name of one before it; of each name the last counts, as "
                 "for tar"
             )
-        return Tree(
+        return Members(
             [paths[i] for i in order],
             column("sizes", np.int64)[kept],
             stamps[which],
@@ -313,14 +317,14 @@ class _Builder:
             sorted((name, _OUTSIDE) for one in added for name in one.table.outside),
             notes,
             extents=[one.extent for one in added],
-            which=which.data,
+            extent_numbers=which.data,
             starts=column("starts", np.int64)[kept].data,
-            packed=column("packed", np.int64)[kept].data,
+            packed_sizes=column("packed_sizes", np.int64)[kept].data,
             checksums=column("checksums", np.uint32)[kept].data,
-            ways=column("ways", np.uint8)[kept].data,
+            methods=column("methods", np.uint8)[kept].data,
         )
 
-    def _without_twins(self, order: list[int], paths: list[bytes], which: Any) -> list[int]:
+    def _drop_duplicates(self, order: list[int], paths: list[bytes], which: Any) -> list[int]:
         """Leave out all but the last of the members with one path; those of two archives both."""
         alike = [i for i in range(1, len(order)) if paths[order[i]] == paths[order[i - 1]]]
         if not alike:
@@ -339,10 +343,10 @@ class _Builder:
                 self.problems.append((path, f"lies in {archives[0]} and in {archives[1]}"))
             else:
                 dropped.update(rows[:-1])
-                self._again += len(rows) - 1
+                self._repeated += len(rows) - 1
         return [row for row in order if row not in dropped]
 
-    def _without_folders(self, order: list[int], paths: list[bytes]) -> list[int]:
+    def _drop_folders(self, order: list[int], paths: list[bytes]) -> list[int]:
         """Leave out the files that are folders, too."""
         folders = {path.rpartition(b"/")[0] for path in map(paths.__getitem__, order)} - {b""}
         for path in list(folders):
@@ -354,7 +358,7 @@ class _Builder:
         return [row for row in order if row not in both] if both else order
 
 
-def _members(part: Part, extent: Extent) -> MemberTable:
+def _members(part: ExtentReader, extent: Extent) -> MemberTable:
     """List an archive, of the kind that its first bytes tell."""
     start = part.read(0, min(BLOCK, part.size))
     refuse_page(start, extent.shown)
@@ -363,7 +367,7 @@ def _members(part: Part, extent: Extent) -> MemberTable:
     elif extent.shown.lower().endswith(".zip") and not is_sealed(start):
         table = list_zip(part, extent.shown)  # something lies before it; else says what is wrong
     elif len(start) == BLOCK and (is_sealed(start) or not any(start)):
-        begun = _BEGUN.pop((extent.shown, extent.size, extent.stamp), None)
+        begun = _FIRST_MEMBERS.pop((extent.shown, extent.size, extent.stamp), None)
         table = list_tar(part, extent.shown, table=begun)
     else:
         raise SourceError(

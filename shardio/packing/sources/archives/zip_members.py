@@ -115,9 +115,9 @@ def _add_files(
     table.paths += filter(None, paths)
     table.sizes.frombytes(columns["plain"].astype(np.int64).tobytes())
     table.starts.frombytes((columns["offset"].astype(np.int64) + moved).tobytes())
-    table.packed.frombytes(columns["packed"].astype(np.int64).tobytes())
+    table.packed_sizes.frombytes(columns["packed"].astype(np.int64).tobytes())
     table.checksums.extend(columns["checksum"].tolist())
-    table.ways.extend([_WAYS[method] for method in columns["method"].tolist()])
+    table.methods.extend([_WAYS[method] for method in columns["method"].tolist()])
     return True
 
 
@@ -170,9 +170,9 @@ def _add_entry(
     if offset + moved + _LOCAL.size + packed > end:
         raise DamageError(f"{where()}: its {packed:,} bytes lie behind the end of the file")
     table.add(path, plain, offset + moved)
-    table.packed.append(packed)
+    table.packed_sizes.append(packed)
     table.checksums.append(checksum)
-    table.ways.append(way)
+    table.methods.append(way)
 
 
 def read_member(
@@ -342,7 +342,8 @@ def _take_links(table: MemberTable, rows: list[int], file: Readable, shown: str)
     """Take the members that are links, whose data say where they lead, for such."""
     for before, row in reversed(list(enumerate(rows))):
         path, size = table.paths[row], table.sizes[row]
-        place = table.starts[row], table.packed[row], size, table.ways[row], table.checksums[row]
+        start, packed = table.starts[row], table.packed_sizes[row]
+        place = start, packed, size, table.methods[row], table.checksums[row]
         try:
             if size > _MOST_LINK:
                 raise ValueError(f"a link of {size:,} bytes")
@@ -350,6 +351,6 @@ def _take_links(table: MemberTable, rows: list[int], file: Readable, shown: str)
         except ValueError as error:
             raise DamageError(f"{shown}: {printable(path)}: {error}") from None
         table.links.insert(0, Link(path, target, row - before))
-        for column in (table.paths, table.sizes, table.starts, table.packed):
+        for column in (table.paths, table.sizes, table.starts, table.packed_sizes):
             del column[row]
-        del table.checksums[row], table.ways[row]
+        del table.checksums[row], table.methods[row]
