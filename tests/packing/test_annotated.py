@@ -12,8 +12,8 @@ from support.packing import grouped
 from support.trees import content, noise, picture, plant
 
 import shardio as package
+from shardio import commit, pack, plan
 from shardio.errors import OptionError, SourceError
-from shardio.packing.pack import commit, pack, plan
 
 
 def voc(name: str, *boxes: tuple[str, int]) -> bytes:

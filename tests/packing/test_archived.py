@@ -12,18 +12,9 @@ import pytest
 from support import sources
 from support.archives import FORMS, class_tars, deflated, tar, write, zipped
 from support.sources import kind_of
-from support.trees import (
-    JPEG,
-    content,
-    images,
-    noise,
-    plant,
-)
+from support.trees import JPEG, content, images, noise, plant
 
-from shardio.errors import (
-    OptionError,
-    SourceError,
-)
+from shardio.errors import OptionError, SourceError
 
 pack_one = partial(sources.pack_one, max_records=9)
 

@@ -8,13 +8,7 @@ import pytest
 from support import sources
 from support.archives import FORMS, tar, write
 from support.packing import interrupted
-from support.trees import (
-    content,
-    images,
-    noise,
-    plant,
-    shardio,
-)
+from support.trees import content, images, noise, plant, shardio
 
 from shardio import PlanOptions, commit, unpack
 from shardio import plan as plan_ahead

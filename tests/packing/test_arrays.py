@@ -26,13 +26,7 @@ from support.trees import JPEG, Tree, content, plant, shardio
 
 from shardio import ShardDataset, SourceOptions, commit, pack, unpack
 from shardio import plan as plan_ahead
-from shardio.errors import (
-    DamageError,
-    OptionError,
-    ShardioError,
-    SourceChangedError,
-    SourceError,
-)
+from shardio.errors import DamageError, OptionError, ShardioError, SourceChangedError, SourceError
 from shardio.formats import manifest
 from shardio.packing import sources
 from shardio.packing.sources.base import SourceRequest

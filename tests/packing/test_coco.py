@@ -16,12 +16,9 @@ from support.packing import interrupted
 from support.sources import kind_of, records
 from support.trees import JPEG, content, noise, picture, plant, shardio, shardio_json
 
-from shardio import RandomResizedCrop, ShardDataset
+from shardio import RandomResizedCrop, ShardDataset, SourceOptions, pack, unpack
 from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, ShardioError, SourceChangedError, SourceError
-from shardio.packing.options import SourceOptions
-from shardio.packing.pack import pack
-from shardio.packing.unpack import unpack
 
 listing = partial(sources.listing, expected="coco")
 pack_one = partial(sources.pack_one, max_records=3)

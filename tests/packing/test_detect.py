@@ -5,17 +5,10 @@ from pathlib import Path
 import pytest
 from support.archives import write
 from support.sources import kind_of, pack_one
-from support.trees import (
-    JPEG,
-    content,
-    grouped_files,
-    images,
-    plant,
-    shardio,
-)
+from support.trees import JPEG, content, grouped_files, images, plant, shardio
 
+from shardio import pack
 from shardio.errors import OptionError, SourceError
-from shardio.packing.pack import pack
 
 
 def test_images_with_files_beside_them_and_no_class_folders_are_grouped(tmp_path: Path) -> None:

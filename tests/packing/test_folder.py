@@ -10,18 +10,10 @@ import pytest
 from support import LIMIT_S, archives, sources
 from support.archives import FORMS, class_tars, tar, write
 from support.conformance import FileSourceConformance, change_file
-from support.trees import (
-    environment,
-    images,
-    noise,
-    plant,
-    shardio,
-)
+from support.trees import environment, images, noise, plant, shardio
 
 from shardio import SourceOptions
-from shardio.errors import (
-    SourceChangedError,
-)
+from shardio.errors import SourceChangedError
 from shardio.packing.sources.archives.extent import extent_of
 from shardio.packing.sources.archives.folder import ArchiveFolder, open_archive
 from shardio.packing.sources.archives.inflate import Inflating

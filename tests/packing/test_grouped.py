@@ -27,11 +27,10 @@ from support.trees import (
     shardio_json,
 )
 
+from shardio import index, unpack
 from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, SourceChangedError, SourceError
-from shardio.packing.index import index
 from shardio.packing.sources.base import Listing
-from shardio.packing.unpack import unpack
 
 listings = partial(sources.listings, kind="files")
 listing = partial(sources.listing, kind="files")

@@ -8,8 +8,8 @@ from support.labels import FLAT, NAMES, NUMBERS, column, lines, pack_records, wr
 from support.packing import grouped
 from support.trees import noise, plant, shardio
 
+from shardio import pack
 from shardio.errors import OptionError, SourceError
-from shardio.packing.pack import pack
 
 
 @pytest.mark.parametrize(

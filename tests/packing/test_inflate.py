@@ -17,28 +17,11 @@ from typing import Any
 
 import pytest
 from support import LIMIT_S, sources
-from support.archives import (
-    FORMS,
-    tar,
-    write,
-    zipped,
-)
-from support.trees import (
-    JPEG,
-    content,
-    environment,
-    images,
-    noise,
-    plant,
-    shardio,
-)
+from support.archives import FORMS, tar, write, zipped
+from support.trees import JPEG, content, environment, images, noise, plant, shardio
 
 from shardio import pack, unpack
-from shardio.errors import (
-    DamageError,
-    ShardioError,
-    SourceError,
-)
+from shardio.errors import DamageError, ShardioError, SourceError
 from shardio.packing.gc import gc
 from shardio.packing.sources.archives import deflate, inflate
 from shardio.packing.sources.archives.extent import extent_of

@@ -16,11 +16,10 @@ from support.sources import listing
 from support.trees import content, noise, picture, plant, shardio
 
 import shardio as package
+from shardio import commit, pack, plan, unpack
 from shardio.errors import OptionError, SourceChangedError, SourceError
 from shardio.packing.options import Joins
-from shardio.packing.pack import commit, pack, plan
 from shardio.packing.sources.base import Listing
-from shardio.packing.unpack import unpack
 
 
 class TestImagesWithATable(FileSourceConformance):

@@ -15,14 +15,9 @@ from support.sources import listing
 from support.tables import COUNT, as_csv, as_jsonl, as_parquet, rows, write
 from support.trees import JPEG, content, noise, plant, shardio, shardio_json
 
-from shardio import ShardDataset, collate
+from shardio import ShardDataset, collate, pack
 from shardio.dataset import sequence
-from shardio.errors import (
-    OptionError,
-    SourceChangedError,
-    SourceError,
-)
-from shardio.packing.pack import pack
+from shardio.errors import OptionError, SourceChangedError, SourceError
 from shardio.packing.sources.listing import is_listing
 
 pack_one = partial(sources.pack_one, max_records=4)

@@ -10,14 +10,9 @@ import pytest
 from support import sources
 from support.archives import FILE, FOLDER, HARD, SOFT, links, members, tar, write, zipped
 from support.sources import problems
-from support.trees import (
-    JPEG,
-    content,
-)
+from support.trees import JPEG, content
 
-from shardio.errors import (
-    SourceError,
-)
+from shardio.errors import SourceError
 from shardio.packing.sources.archives.member_table import plain_path, plain_paths
 
 pack_one = partial(sources.pack_one, max_records=9)

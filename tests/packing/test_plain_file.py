@@ -11,8 +11,8 @@ from support.labels import FLAT, lines, pack_records
 from support.packing import grouped
 from support.trees import content, noise, plant
 
+from shardio import pack
 from shardio.errors import SourceError
-from shardio.packing.pack import pack
 
 
 def test_an_archive_is_no_table(tmp_path: Path) -> None:

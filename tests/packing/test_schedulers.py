@@ -15,9 +15,8 @@ import pytest
 from support import LIMIT_S, slurm
 from support.trees import command, content, environment, images, plant, shardio
 
-from shardio import PlanOptions
+from shardio import PlanOptions, commit, pack
 from shardio.errors import NotPackedError, OptionError
-from shardio.packing.pack import commit, pack
 from shardio.packing.parts import find_part
 
 ARRAY = {

@@ -14,11 +14,7 @@ from support import sources
 from support.sources import listing
 from support.tables import as_csv, as_jsonl, as_parquet, rows, write
 
-from shardio.errors import (
-    DamageError,
-    ShardioError,
-    SourceError,
-)
+from shardio.errors import DamageError, ShardioError, SourceError
 from shardio.packing.sources import tables
 
 

@@ -11,17 +11,9 @@ import pytest
 from support import sources
 from support.archives import FORMS, tar, write
 from support.sources import listings
-from support.trees import (
-    JPEG,
-    images,
-)
+from support.trees import JPEG, images
 
-from shardio.errors import (
-    DamageError,
-    OptionError,
-    ShardioError,
-    SourceError,
-)
+from shardio.errors import DamageError, OptionError, ShardioError, SourceError
 from shardio.formats.foreign.tar import Run
 from shardio.packing.sources.archives import tar_members
 from shardio.packing.sources.archives.tar_members import list_tar

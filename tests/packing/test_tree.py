@@ -20,22 +20,11 @@ from support.archives import (
     zipped,
 )
 from support.sources import problems
-from support.trees import (
-    JPEG,
-    content,
-    images,
-    noise,
-    picture,
-    plant,
-    shardio,
-)
+from support.trees import JPEG, content, images, noise, picture, plant, shardio
 
 from shardio import PlanOptions, pack, unpack
 from shardio import plan as plan_ahead
-from shardio.errors import (
-    OptionError,
-    SourceError,
-)
+from shardio.errors import OptionError, SourceError
 from shardio.packing.sources import archived
 from shardio.packing.sources.archives import tree
 from shardio.packing.sources.archives.folder import open_archive

@@ -14,14 +14,11 @@ from support.packing import grouped
 from support.sources import kind_of, samples
 from support.trees import content, noise, picture, plant, shardio, shardio_json
 
+from shardio import SourceOptions, index, pack, unpack
 from shardio.dataset import sequence as sequences
 from shardio.errors import OptionError, SourceChangedError, SourceError
-from shardio.packing.index import index
-from shardio.packing.options import SourceOptions
-from shardio.packing.pack import pack
 from shardio.packing.packed import Packed
 from shardio.packing.sources.base import Listing
-from shardio.packing.unpack import unpack
 
 listings = partial(sources.listings, expected="trees")
 

@@ -13,14 +13,9 @@ import pytest
 from support import sources
 from support.archives import deflated, write, zipped
 from support.sources import problems
-from support.trees import (
-    JPEG,
-    images,
-)
+from support.trees import JPEG, images
 
-from shardio.errors import (
-    SourceError,
-)
+from shardio.errors import SourceError
 from shardio.packing.sources.archives.folder import open_archive
 from shardio.packing.sources.archives.inflate import Inflating
 
