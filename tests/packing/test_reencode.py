@@ -1,4 +1,4 @@
-"""Raw pixels: images packed by --encode raw, and unpacked again."""
+"""Images written anew: smaller by --resize, as pixels by --encode raw; and unpacked again."""
 
 import io
 import os
@@ -8,14 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support.packing import grouped, interrupted, pack_raw, png_folder
+from support.packing import grouped, interrupted, pack_one, pack_raw, png_folder
 from support.raw_pixels import (
     encoded,
     packed,
     scene,
 )
 from support.small_datasets import make
-from support.trees import content, noise, picture, plant, shardio, shardio_json, shards
+from support.trees import (
+    content,
+    noise,
+    picture,
+    plant,
+    shardio,
+    shardio_json,
+    shards,
+)
 
 from shardio import (
     ShardDataset,
@@ -29,6 +37,7 @@ from shardio.errors import (
 )
 from shardio.formats import manifest
 from shardio.images import decode as image
+from shardio.images.filetype import image_type
 from shardio.packing.export import export
 from shardio.packing.options import ImageOptions, PlanOptions
 from shardio.packing.pack import commit, pack
@@ -283,3 +292,59 @@ def test_grouped_files_are_unpacked_as_ppm(tmp_path: Path) -> None:
     back = content(tmp_path / "back")
     assert set(back) == {b"%d.%s" % (i, e) for i in range(3) for e in (b"ppm", b"txt")}
     assert back[b"1.ppm"] == image.ppm(scene(1))
+
+
+def test_resize_shrinks_the_short_side_and_never_enlarges(tmp_path: Path) -> None:
+    tree = {
+        "a/wide.jpg": picture(200, 100),
+        "a/tall.png": picture(60, 120, "PNG"),
+        "a/small.jpg": picture(40, 30),
+        "a/anim.gif": picture(90, 90, "GIF"),
+    }
+    source = plant(tmp_path / "src", tree)
+    done = pack_one(source, tmp_path / "out", resize=50)
+    packed = {s["__key__"]: s["image"] for s in sequences.stored(tmp_path / "out")}
+    opened = {s["__key__"]: s["image"].size for s in sequences.open(tmp_path / "out")}
+    assert opened["a/wide.jpg"] == (100, 50)
+    assert opened["a/tall.png"] == (50, 100)
+    assert packed[b"a/small.jpg"] == tree["a/small.jpg"]
+    assert packed[b"a/anim.gif"] == tree["a/anim.gif"]
+    assert done.full_size == 1  # the GIF; not the one that is small already
+    pack_one(source, tmp_path / "two", resize=50, jobs=2)
+    assert content(tmp_path / "out") == content(tmp_path / "two")
+
+
+def test_photos_with_a_second_picture_keep_their_size_and_are_counted(tmp_path: Path) -> None:
+    from PIL import Image
+
+    frames = [Image.new("RGB", (300, 200), c) for c in ("red", "blue")]
+    source = plant(tmp_path / "src", {"a/x.jpg": picture(300, 200)})
+    frames[0].save(source / "a" / "phone.jpg", "MPO", save_all=True, append_images=frames[1:])
+    assert image_type((source / "a" / "phone.jpg").read_bytes()) == "JPEG"
+    done = pack_one(source, tmp_path / "out", resize=50)
+    assert done.full_size == 1
+    assert image.decode(sequences.stored(tmp_path / "out")[0]["image"]).size
+
+
+def test_images_that_cannot_be_resized_are_problems(tmp_path: Path) -> None:
+    source = plant(tmp_path / "src", {"a/x.jpg": picture(90, 80), "a/torn.jpg": noise("x", 500)})
+    with pytest.raises(SourceError, match=r"a/torn\.jpg: cannot be resized"):
+        pack_one(source, tmp_path / "out", resize=50)
+
+
+@pytest.mark.parametrize(
+    "options", [{"resize": 50}, {"encode": "raw"}, {"encode": "raw", "resize": 9}]
+)
+def test_max_pixels_is_the_limit_of_what_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    source, out = plant(tmp_path / "src", {"a/x.jpg": picture(400, 300)}), tmp_path / "out"
+    with pytest.raises(SourceError, match=r"over the limit of 119,999; .* give max_pixels=120000"):
+        pack_one(source, out, max_pixels=119_999, **options)
+    monkeypatch.setattr(image, "MAX_PIXELS", 119_999)
+    with pytest.raises(SourceError, match=r"over the limit of 119,999"):
+        pack_one(source, out, restart=True, **options)
+    assert pack_one(source, out, restart=True, max_pixels=120_000, **options).records == 1
+    assert manifest.load(locate(out)).options["max_pixels"] == 120_000
+    with pytest.raises(OptionError, match="max_pixels is 9, but images are packed as they are"):
+        pack_one(source, out, max_pixels=9)
