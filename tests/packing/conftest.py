@@ -5,7 +5,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support import object_stores, servers
+from support import object_stores, servers, small_datasets
+from support.exporting import FIELDS, N, rich
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.object_stores import ObjectStore
 from support.packing import die, on_shard
@@ -67,3 +68,15 @@ def ranges_closed() -> Iterator[None]:
     """Ends the requests that a test has under way."""
     yield
     ranges.close()
+
+
+@pytest.fixture
+def wide(packed: Callable[..., Path]) -> Path:
+    """A dataset with a field of every kind; its second shard is empty."""
+    return packed([9, 0, N - 9], fields=FIELDS, sample=rich)
+
+
+@pytest.fixture
+def plain(packed: Callable[..., Path]) -> Path:
+    """As many records, of images and labels alone."""
+    return packed([9, 0, N - 9], "plain", image=small_datasets.jpeg)

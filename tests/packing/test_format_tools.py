@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support import LIMIT_S
 from support.conformance import same
+from support.exporting import decoded
 from support.small_datasets import jpeg
 from support.trees import plant
 
@@ -28,17 +29,6 @@ pytestmark = [
         not PYTHON.exists(), reason="NOT RUN: datasets, litdata. tools/setup-formats installs them"
     ),
 ]
-
-
-def decoded(value: Any) -> Any:
-    """What the programs of format_tools print of a value, as the value."""
-    if isinstance(value, dict):
-        if value.keys() == {"bytes"} and isinstance(value["bytes"], str):
-            return bytes.fromhex(value["bytes"])
-        if value.keys() == {"array"}:
-            return np.array(value["array"][1], value["array"][0])
-        return {name: decoded(one) for name, one in value.items()}
-    return [decoded(one) for one in value] if isinstance(value, list) else value
 
 
 def program(name: str, *arguments: Any) -> Any:
