@@ -1,5 +1,6 @@
 """Object stores of each kind, from real servers: datasets in them, URLs, endpoints, odd names."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,12 @@ from support.store_datasets import EACH, NAME, epoch, label, take, there
 
 import shardio
 from shardio.errors import NotPackedError, OptionError, StorageError
-from shardio.storage import stores
+from shardio.storage import store_options, stores
 from shardio.storage.base import KnownFile
 from shardio.storage.cache import SMALL, entries
+from shardio.storage.credentials import LOOKED_FOR, environment
 from shardio.storage.location import locate
-from shardio.storage.stores import SCHEMES, Store, without_secrets
+from shardio.storage.stores import READ_ONLY, SCHEMES, Store, without_secrets
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -209,3 +211,32 @@ def test_an_endpoint_with_the_bucket_is_refused() -> None:
 def test_a_bucket_that_cannot_be_is_refused(url: str) -> None:
     with pytest.raises(OptionError, match="there can be no bucket"):
         stores.open_store(Store(url, {}))
+
+
+EXAMPLES = {
+    "s3": "s3://bucket/a",
+    "gs": "gs://bucket/a",
+    "az": "az://container/a",
+    "abfs": "abfs://container@account.dfs.core.windows.net/a",
+    "abfss": "abfss://container@account.dfs.core.windows.net/a",
+    "hf": "hf://datasets/ORG/NAME/a",
+    "http": "http://host/a",
+    "https": "https://host/a",
+}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_is_known_of_a_scheme_is_in_each_table(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """URLs, options, credentials, and the variables that the helper process gets."""
+    with pytest.raises(OptionError, match="expected"):
+        Store(f"{scheme}://")
+    store = Store(EXAMPLES[scheme], {"account_name": "account"} if scheme == "az" else {})
+    stores.open_store(store)
+    assert scheme in READ_ONLY or "endpoint" in store_options.NAMES[store.kind]
+    variables = set(re.findall("[A-Z]+_[A-Z_]+", LOOKED_FOR[store.kind]))
+    assert variables or store.kind == "http"
+    for name in variables:
+        monkeypatch.setenv(name, "x")
+    assert environment().keys() >= variables
