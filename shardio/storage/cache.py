@@ -64,8 +64,8 @@ _USAGE_MAGIC = b"shardio-usage 0\n"
 _USAGE_BYTES = 32  # the magic, the sum, a checksum of both
 _NEW_BYTES = 8192  # that a new file takes: header and slots
 _BLOCK = 4096
-_PART = 64  # of the limit is made free at once, so that files are looked at rarely
-_SHOWN = 10  # files that an error lists
+_FREED_PART = 64  # of the limit is made free at once, so that files are looked at rarely
+_SHOWN_FILES = 10  # files that an error lists
 _LOCK_S, _PAUSE_S = 5.0, 0.0005  # the lock is held for microseconds; a look at 10,000 files: 50 ms
 # Until it is tried again to keep something, after all files were found in use, or the disk full: to
 # try costs the download of a range. After another process has held the lock, which is stopped then.
@@ -137,8 +137,8 @@ class CacheDirectory:
             problem = str(error)
         except OSError as error:
             problem = error.strerror or str(error)
-        room = self if writable else None
-        return CachedFile(path, layout, found, room=room, problem=problem)
+        space = self if writable else None
+        return CachedFile(path, layout, found, space=space, problem=problem)
 
     def _begin(self, path: str, layout: Layout) -> int:
         """Create the file of a shard; return its descriptor. Raises CacheFull, OSError."""
@@ -207,7 +207,7 @@ class CacheDirectory:
         found = sorted(_scan(self.path), key=lambda one: one.st_mtime_ns)
         total = sum(one.allocated for one in found)
         if total + needed > self.limit_bytes:
-            target = self.limit_bytes - max(needed, self.limit_bytes // _PART)
+            target = self.limit_bytes - max(needed, self.limit_bytes // _FREED_PART)
             for one in found:
                 if total <= target:
                     break
@@ -318,8 +318,8 @@ def clear(path: str | os.PathLike[str]) -> tuple[int, int]:
             if ours:
                 os.unlink(usage)
     if left:
-        more = [f"  ... and {len(left) - _SHOWN:,} more"] if len(left) > _SHOWN else []
-        lines = "\n".join([*left[:_SHOWN], *more])
+        more = [f"  ... and {len(left) - _SHOWN_FILES:,} more"] if len(left) > _SHOWN_FILES else []
+        lines = "\n".join([*left[:_SHOWN_FILES], *more])
         raise StorageError(
             f"{printable(folder, 4096)}: {show_count(files, 'file')}, {show_size(size)}, removed, "
             f"but not these {len(left):,}:\n{lines}\nRemove them as their owner, with the right to "

@@ -97,7 +97,7 @@ class Layout:
         """Return where the slot of a range is."""
         return self.table + SLOT_BYTES * number
 
-    def span(self, number: int) -> tuple[int, int]:
+    def byte_range(self, number: int) -> tuple[int, int]:
         """Return the start and the length of a range, in the shard and in the file."""
         start = number * self.range_bytes
         return start, min(self.range_bytes, self.size - start)
@@ -112,7 +112,7 @@ class Layout:
     def present_bytes(self, slots: bytes) -> int:
         """Return how many bytes of the shard are there, by the bytes of all slots."""
         there = [n for n in range(self.ranges) if unpack_slot(slots, n).state == PRESENT]
-        return sum(self.span(number)[1] for number in there)
+        return sum(self.byte_range(number)[1] for number in there)
 
 
 def unpack(header: bytes, file_size: int) -> Layout | None:

@@ -58,7 +58,7 @@ class CacheFull(StorageError):
     """Report that a range cannot be kept: its bytes are to be used, and not to be stored."""
 
 
-class Room(Protocol):
+class CacheSpace(Protocol):
     """What a cache has left: a CacheDirectory."""
 
     def reserve(self, needed: int) -> None:
@@ -87,16 +87,16 @@ class CachedFile:
         layout: Layout,
         descriptor: int,
         *,
-        room: Room | None,
+        space: CacheSpace | None,
         problem: str = "",
     ) -> None:
         """Take over an open descriptor.
 
-        room     gives room for what is stored; None: the cache is read-only
+        space    gives room for what is stored; None: the cache is read-only
         problem  why nothing can be stored, where the descriptor is -1
         """
         self.layout, self.descriptor, self.name = layout, descriptor, printable(path, 4096)
-        self._path, self._room, self._problem = path, room, problem
+        self._path, self._space, self._problem = path, space, problem
         self._trusted = bytearray(layout.ranges)  # 1: there, and its bytes were compared
         self._bad: set[int] = set()  # not to be used again, whatever the slot says
         self._guard = threading.RLock()  # a claim may be collected while its thread holds it
@@ -135,7 +135,7 @@ class CachedFile:
         with self._guard:
             self._trusted[number] = 0
             self._bad.add(number)
-        if self._room is not None and self.descriptor >= 0:
+        if self._space is not None and self.descriptor >= 0:
             with contextlib.suppress(OSError, CacheFull):
                 if self._wait(number, _DISTRUST_S):  # another may be renewing its slot
                     try:
@@ -168,7 +168,7 @@ class CachedFile:
         return True
 
     def _is_right(self, number: int, slot: Slot) -> bool:
-        start, length = self.layout.span(number)
+        start, length = self.layout.byte_range(number)
         try:
             data = os.pread(self.descriptor, length, start)
         except OSError:
@@ -177,7 +177,7 @@ class CachedFile:
 
     def _renew(self, number: int, slot: Slot) -> None:
         """Note that the range is right in this run of the kernel, unless somebody dropped it."""
-        if self._room is None:
+        if self._space is None:
             return
         with contextlib.suppress(OSError, CacheFull):
             if self._take(number):
@@ -195,9 +195,9 @@ class CachedFile:
         Raises CacheFull where nothing could be stored a moment ago, of any shard: what is claimed
         would be downloaded in vain.
         """
-        if self._room is not None:
-            self._room.check()
-        return self._room is not None
+        if self._space is not None:
+            self._space.check()
+        return self._space is not None
 
     def claim(self, number: int, timeout_s: float | None = None) -> Claim | None:
         """Wait until a range is there (None), or is this caller's to download (a Claim).
@@ -211,7 +211,7 @@ class CachedFile:
             raise OptionError(f"{self.name}: range {number}: there are {self.layout.ranges}")
         if self.has(number, number + 1):
             return None
-        if self._room is None:
+        if self._space is None:
             return Claim(self, number)
         if not self._wait(number, timeout_s):
             return None
@@ -306,9 +306,9 @@ class CachedFile:
         number = claim.number
         if len(data) != claim.length:
             raise AssertionError(f"range {number}: {len(data)} bytes, expected {claim.length}")
-        if self._room is None:
+        if self._space is None:
             return
-        self._room.reserve(claim.length)
+        self._space.reserve(claim.length)
         slot = Slot(PRESENT, boot(), checksum(data))
         try:
             with self._writing() as writer:
@@ -320,7 +320,7 @@ class CachedFile:
                 self._write_slot(number, slot)
         except OSError as error:
             full = self._full(error.strerror or str(error))
-            self._room.note_full(full)
+            self._space.note_full(full)
             raise full from None
         with self._guard:
             self._bad.discard(number)
@@ -367,7 +367,7 @@ class Claim:
 
     def __init__(self, file: CachedFile, number: int) -> None:
         self._file, self.number, self._done = file, number, False
-        self.start, self.length = file.layout.span(number)
+        self.start, self.length = file.layout.byte_range(number)
 
     def store(self, data: bytes | bytearray | memoryview) -> None:
         """Store the bytes of the range, all of them, and give the claim back.

@@ -97,7 +97,7 @@ class CachedRemoteFile(RemoteFile):
             if number not in self._coming and (
                 not self._begin(number, 0.0) or self._is_late(number)
             ):
-                first, size = self._cached.layout.span(number)
+                first, size = self._cached.layout.byte_range(number)
                 first, last = max(start, first), min(stop, first + size)
                 super().will_need(first, last - first, keep=keep)
         self._local.will_need(start, stop - start)

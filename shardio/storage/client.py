@@ -245,7 +245,7 @@ class Client:
         opened = self._open()
         path = "/".join(filter(None, (self._store.address[1], path)))
         if not self._is_web:
-            if opened.source == stores.UNSIGNED:
+            if opened.identity == stores.UNSIGNED:
                 return "", {}
             signed = self._obstore.sign(opened.target, "GET", path, timedelta(minutes=2))
             return str(signed), {}
@@ -256,11 +256,11 @@ class Client:
     def _explained(self, error: Exception, opened: Opened, path: str) -> RequestError:
         """Return the error of a request, by kind, in words that hold no secret."""
         if _is_of_credentials(str(error), path) and not self._is_web:
-            return self._explain_credentials(error, opened.source)
+            return self._explain_credentials(error, opened.identity)
         found = _explain(self._obstore, error, self._store.scheme)
         text = self._hidden(found.text)
         if found.kind == "denied":
-            text += f"; {self._say_whose(opened.source)}"
+            text += f"; {self._say_whose(opened.identity)}"
         unreached = found.kind in ("connect", "name", "timeout")
         if unreached and (host := _host(str(error), opened.base)):
             text += f": {host}"  # behind what is hidden: a region, an account are no secrets there
@@ -270,17 +270,17 @@ class Client:
         """Return what obstore says without what is secret."""
         return credentials.hide(text, self._store.options)
 
-    def _explain_credentials(self, error: Exception, source: str) -> RequestError:
+    def _explain_credentials(self, error: Exception, identity: str) -> RequestError:
         """Return the error of a request for credentials.
 
         It may pass where there is somebody who gives them: one is named, did before, or is busy.
         """
         text, status = str(error), _STATUS.search(str(error))
-        what = source or "this machine's identity"
+        what = identity or "this machine's identity"
         if status and _kind_of(int(status[1])) in ("throttled", "server"):
             said = f"the source of the credentials, {what}, answered {status[1]}"
             return RequestError(_kind_of(int(status[1])), said)
-        if source or self._worked:
+        if identity or self._worked:
             if not status and ("kind: Connect" in text or "kind: Timeout" in text):
                 said = f"the source of the credentials, {what}, does not answer"
                 return RequestError("server", said)
@@ -292,11 +292,11 @@ class Client:
             return RequestError("denied", f"no credentials came of {what}: {why}")
         return RequestError("denied", self._none_found())
 
-    def _say_whose(self, source: str) -> str:
+    def _say_whose(self, identity: str) -> str:
         """Say which credentials were refused."""
-        if source == stores.UNSIGNED:
-            return f"it was asked without credentials, because of {source}"
-        return f"the credentials are those of {source}" if source else self._none_found()
+        if identity == stores.UNSIGNED:
+            return f"it was asked without credentials, because of {identity}"
+        return f"the credentials are those of {identity}" if identity else self._none_found()
 
     def _none_found(self) -> str:
         """Say that there are no credentials, and where they would be."""

@@ -41,7 +41,7 @@ LOOKED_FOR = {
 }
 PUBLIC = "What is public is read with options={'skip_signature': True}"
 
-_KEPT = timedelta(minutes=10)  # then a file is read again; the client asks five minutes before
+_KEPT_FOR = timedelta(minutes=10)  # then a file is read again; the client asks five minutes before
 _AWS_KEYS = ("aws_access_key_id", "aws_secret_access_key")
 _BY_BOTO = ("sso_session", "sso_start_url", "role_arn", "credential_process", "login_session")
 _VARIABLES = re.compile(
@@ -131,7 +131,7 @@ class Profile:
             "access_key_id": now[_AWS_KEYS[0]],
             "secret_access_key": now[_AWS_KEYS[1]],
             "token": now.get("aws_session_token"),
-            "expires_at": datetime.now(timezone.utc) + _KEPT,
+            "expires_at": datetime.now(timezone.utc) + _KEPT_FOR,
         }
 
 
@@ -148,7 +148,7 @@ def boto_provider(profile: str | None, what: str) -> Provider:
         session = botocore.session.Session(profile=profile)
         # It renews what expires within ten minutes: so none that it gives expires before it is
         # asked again.
-        provider: Provider = Boto3CredentialProvider(session, ttl=_KEPT)
+        provider: Provider = Boto3CredentialProvider(session, ttl=_KEPT_FOR)
     except Exception as error:
         problem = f"{what}: {type(error).__name__}"
     else:

@@ -32,7 +32,7 @@ _RESOLVE = re.compile(r"(.*)/datasets/([^/]+/[^/]+)/resolve/([^/]+)")
 _NEXT = re.compile(r"<([^>]*)>\s*;[^,]*rel=\"?next")
 
 
-class Listed(NamedTuple):
+class ObjectEntry(NamedTuple):
     """Say what a listing knows of an object."""
 
     path: str  # relative to the folder that was listed
@@ -44,7 +44,7 @@ class Listed(NamedTuple):
 class Page(NamedTuple):
     """Hold some objects in the order of the store, and the token of those that follow."""
 
-    entries: list[Listed]
+    entries: list[ObjectEntry]
     after: str  # "": nothing follows
     anew: bool = False  # it is from a stream that began behind a token
 
@@ -56,7 +56,7 @@ class Page(NamedTuple):
     def load(cls, data: Any) -> Page:
         """Return the page that `dump` made bytes of."""
         entries, after, anew = json.loads(bytes(data))
-        return cls([Listed(*one) for one in entries], after, anew)
+        return cls([ObjectEntry(*one) for one in entries], after, anew)
 
 
 class HubError(Exception):
@@ -67,7 +67,7 @@ class HubError(Exception):
         self.status, self.code, self.text = status, code, text
 
 
-class Order:
+class SortCheck:
     """Follow the pages of a listing: do they come in bytewise order?"""
 
     def __init__(self, last: str = "") -> None:
@@ -112,7 +112,7 @@ class Lister:
             stream = self._obstore.list(
                 target, folder or None, offset=behind if after else None, chunk_size=PAGE
             )
-        found: list[Listed] = []
+        found: list[ObjectEntry] = []
         ended = False
         while not ended and not (found and found[-1].size):
             chunk = next(stream, None)
@@ -130,12 +130,12 @@ class Lister:
         return Page(found, found[-1].path, anew)
 
 
-def _listed(meta: Any, folder: str) -> Listed:
+def _listed(meta: Any, folder: str) -> ObjectEntry:
     path = meta["path"]
     written = meta["last_modified"] - _EPOCH
     mtime = (written.days * 86_400 + written.seconds) * 10**9 + written.microseconds * 1000
     relative = path[len(folder) + 1 :] if folder else path
-    return Listed(relative, meta["size"], mtime, plain_tag(meta["e_tag"] or ""))
+    return ObjectEntry(relative, meta["size"], mtime, plain_tag(meta["e_tag"] or ""))
 
 
 # ------------------------------------------------------------------------------------------ the Hub
@@ -156,7 +156,7 @@ def hub_page(opened: Opened, folder: str, after: str) -> Page:
             continue
         path, kept = one["path"], one.get("lfs") or {}
         relative = path[len(folder) + 1 :] if folder else path
-        entries.append(Listed(relative, int(one["size"]), 0, kept.get("oid") or one["oid"]))
+        entries.append(ObjectEntry(relative, int(one["size"]), 0, kept.get("oid") or one["oid"]))
     following = _NEXT.search(link)
     cursor = parse_qs(urlsplit(following[1]).query).get("cursor") if following else None
     return Page(entries, cursor[0] if cursor else "")

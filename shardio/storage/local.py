@@ -26,8 +26,8 @@ from ..units import show_size
 from .base import File, KnownFile, Location, Seal
 
 READ_AHEAD = 128 << 10  # Linux's default, where the device does not say
-_MOST = 1 << 30  # bytes of one pread: macOS refuses 2 GiB and more (EINVAL), Linux gives fewer
-_HASHED = 1 << 20  # bytes that are read and hashed at a time
+_MOST_READ = 1 << 30  # bytes of one pread: macOS refuses 2 GiB and more (EINVAL), Linux gives fewer
+_HASHED_BYTES = 1 << 20  # bytes that are read and hashed at a time
 _NETWORK = re.compile(  # types of file systems, without "fuse."
     "nfs4?|cifs|smb3|smbfs|9p|ceph|lustre|gpfs|beegfs|afs|glusterfs|virtiofs|davfs|sshfs|s3fs"
     "|gcsfuse|rclone|juicefs|goofys|blobfuse2"
@@ -102,13 +102,13 @@ class LocalFile(File):
     def read(self, start: int, length: int) -> bytes:
         """Read `length` bytes from `start`. Raises DamageError."""
         try:
-            data = os.pread(self.descriptor, length if length < _MOST else _MOST, start)
+            data = os.pread(self.descriptor, length if length < _MOST_READ else _MOST_READ, start)
             if len(data) == length:
                 return data
             parts = [data]  # one call returns fewer bytes where a signal came, too
             missing = length - len(data)
             while data and missing:
-                data = os.pread(self.descriptor, min(missing, _MOST), start + length - missing)
+                data = os.pread(self.descriptor, min(missing, _MOST_READ), start + length - missing)
                 parts.append(data)
                 missing -= len(data)
         except OSError as error:
@@ -125,8 +125,8 @@ class LocalFile(File):
     def sha256(self) -> bytes:
         """Return the SHA-256 of the file, 32 bytes."""
         seal = hashlib.sha256()
-        for start in range(0, self.size, _HASHED):
-            seal.update(self.read(start, min(_HASHED, self.size - start)))
+        for start in range(0, self.size, _HASHED_BYTES):
+            seal.update(self.read(start, min(_HASHED_BYTES, self.size - start)))
         return seal.digest()
 
     def will_need(self, start: int, length: int, *, keep: bool = False) -> None:
@@ -230,7 +230,7 @@ class Draft:
             return self._hash.digest()
         seal, at = hashlib.sha256(), 0
         with _explained(self._shown, "read"):
-            while data := os.pread(self._descriptor, _HASHED, at):
+            while data := os.pread(self._descriptor, _HASHED_BYTES, at):
                 seal.update(data)
                 at += len(data)
         if at != self.size:

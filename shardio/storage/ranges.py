@@ -37,7 +37,7 @@ _LOOK_S = 1.0  # between two looks whether there was one
 
 
 class Released(Exception):
-    """Say that a range was let go while somebody waited for it, or before."""
+    """Report that a range was released before its bytes were read."""
 
 
 class Range:
@@ -58,7 +58,7 @@ class Range:
 
     def wait(self) -> Reply:
         """Return the reply, when it is there. Raises StorageError, Released."""
-        future = self._owner.hurry(self)
+        future = self._owner.send_now(self)
         store = self.request.store
         limit_s = store.timeout_s + 2 * min(BODY_S, store.timeout_s / 2) + _HANGS_S
         heard, waited_s = self._owner.sender.heard, 0.0
@@ -90,7 +90,7 @@ class Range:
 
     def keep(self) -> None:
         """Count as in flight only until the bytes have arrived: they stay here for good."""
-        future = self._owner.hurry(self)
+        future = self._owner.send_now(self)
         if future is not None:
             future.add_done_callback(partial(_arrived, weakref.ref(self)))
 
@@ -168,7 +168,7 @@ class Ranges:
         """Ask for a range that somebody waits for already."""
         return Range(self, request)
 
-    def hurry(self, wanted: Range) -> Future[Reply] | None:
+    def send_now(self, wanted: Range) -> Future[Reply] | None:
         """Send a range at once, whatever is in flight. Returns None if it was released."""
         with self._lock:
             if wanted._future is None and not wanted._released:
@@ -180,7 +180,7 @@ class Ranges:
     def release(self, wanted: Range) -> None:
         """Let go of the bytes of a range."""
         with self._lock:
-            gone = [*self._let_go(wanted), *self._fill()]
+            gone = [*self._release(wanted), *self._fill()]
         _cancel(gone)
 
     def arrived(self, wanted: Range) -> None:
@@ -203,7 +203,7 @@ class Ranges:
                     stale = self._stale()
                     if stale is None:
                         break
-                    gone += self._let_go(stale)
+                    gone += self._release(stale)
                     continue
                 self._send(wanted, urgent=False)
             self._waiting.popleft()
@@ -241,7 +241,7 @@ class Ranges:
             self._sent.popleft()
         return None
 
-    def _let_go(self, wanted: Range) -> list[Future[Reply]]:
+    def _release(self, wanted: Range) -> list[Future[Reply]]:
         future, wanted._future, wanted._released = wanted._future, None, True
         self._discharge(wanted)
         while self._sent and ((first := self._sent[0][0]()) is None or not first._charged):

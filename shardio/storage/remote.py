@@ -15,7 +15,7 @@ from .cache import SMALL, CacheDirectory
 from .cached_file import CachedFile
 from .cached_remote_file import CachedRemoteFile
 from .client import Request, RequestError
-from .listing import Listed
+from .listing import ObjectEntry
 from .remote_file import Ends, RemoteFile, read
 from .stores import Store
 from .swept_file import SweptFile
@@ -124,7 +124,7 @@ class RemoteLocation(Location):
 
     def put_request(self, name: str, upload: Upload) -> Request:
         """Return the request that writes an object; `ranges.send` sends it, and may do so again."""
-        return Request(self.store.patient(), name, 0, upload.size, "put", upload)
+        return Request(self.store.with_retries(), name, 0, upload.size, "put", upload)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small object, whole or not at all. Raises StorageError, OptionError."""
@@ -146,7 +146,7 @@ class RemoteLocation(Location):
             return False
         return True
 
-    def walk(self, forget: Callable[[], object]) -> Iterator[Listed]:
+    def walk(self, forget: Callable[[], object]) -> Iterator[ObjectEntry]:
         """Yield all objects below the folder, in no order. Markers of folders are passed over.
 
         forget: called where all that was yielded does not count, and comes again. Raises

@@ -88,7 +88,7 @@ class Store:
 
     @property
     def kind(self) -> str:
-        """Return the scheme that others are other names of."""
+        """Return the main name of its scheme: abfs and abfss are az, https is http."""
         return {"abfs": "az", "abfss": "az", "https": "http"}.get(self.scheme, self.scheme)
 
     @property
@@ -137,7 +137,7 @@ class Store:
             path = _quote(path, safe="/~!$&'()*+,;=:@-._")
         return f"{self.shown}/{printable(path, 4096)}"
 
-    def patient(self) -> Store:
+    def with_retries(self) -> Store:
         """Return the store for uploads: each part is sent again by itself when it fails.
 
         Else all parts before it would be lost. Readers count and space retries themselves. No
@@ -208,7 +208,7 @@ class Opened:
     """One of obstore's stores, and whose credentials it uses."""
 
     target: Any
-    source: str  # in words; "": none were found but, perhaps, the machine's own identity
+    identity: str  # whose credentials, in words; "": the machine's own, if it has any
     base: str = ""  # of http and hf: the URL that paths are relative to; of s3: its endpoint
     common: Mapping[str, Any] = field(default_factory=dict)  # and how it is reached
 
@@ -373,7 +373,7 @@ def _open_s3(kinds: Any, store: Store, region: str | None) -> Opened:
         options["region"] = region or settings["region"]
     common = _common(store, options, profile)
     _allow_http(common, endpoint)
-    source = own or _s3_source(named, profile, common)
+    identity = own or _s3_identity(named, profile, common)
     if not endpoint and (empty := [name for name in _ENDPOINTS if name in os.environ]):
         raise OptionError(f"{empty[0]} is empty: expected a URL. Set it, or unset it")
     bucket = store.address[0]
@@ -384,7 +384,7 @@ def _open_s3(kinds: Any, store: Store, region: str | None) -> Opened:
             f"{store.shown}: the endpoint {whole} ends in the bucket, which would be asked for "
             f"twice. Expected {whole.removesuffix(bucket).rstrip('/')}"
         )
-    return Opened(kinds.S3Store(bucket, **common, **options), source, address, common)
+    return Opened(kinds.S3Store(bucket, **common, **options), identity, address, common)
 
 
 def _s3_own(options: Mapping[str, Any], named: str | None) -> str:
@@ -396,7 +396,7 @@ def _s3_own(options: Mapping[str, Any], named: str | None) -> str:
     return "AWS_ACCESS_KEY_ID" * (not named and "AWS_ACCESS_KEY_ID" in os.environ)
 
 
-def _s3_source(named: str | None, profile: Any, common: dict[str, Any]) -> str:
+def _s3_identity(named: str | None, profile: Any, common: dict[str, Any]) -> str:
     """Return whose credentials are to be asked for; those that obstore does not ask are added."""
     asked = named or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
     pod = os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE")
@@ -441,23 +441,23 @@ def _open_gs(kinds: Any, store: Store, region: str | None) -> Opened:
         options["base_url"] = options.pop("endpoint")
     common = _common(store, options)
     _allow_http(common, options.get("base_url") or os.environ.get("GOOGLE_BASE_URL"))
-    source = ""
+    identity = ""
     given = ("service_account", "service_account_path", "service_account_key", "bearer_token")
     if _is_set(options.get("skip_signature", os.environ.get("GOOGLE_SKIP_SIGNATURE"))):
-        source = UNSIGNED
+        identity = UNSIGNED
     elif name := next((name for name in given if name in options), None):
-        source = f"the option {name}"
+        identity = f"the option {name}"
     elif name := next((name for name in given if f"GOOGLE_{name}".upper() in os.environ), None):
-        source = f"GOOGLE_{name.upper()}"
+        identity = f"GOOGLE_{name.upper()}"
     elif path := credentials.google_file(options):
-        source = f"{printable(path)}"
+        identity = f"{printable(path)}"
         if _google_type(path) in ("service_account", "authorized_user"):
             options["application_credentials"] = path
         else:
             options.pop("application_credentials", None)
             common["credential_provider"] = credentials.google_provider()
     bucket = store.address[0]
-    return Opened(kinds.GCSStore(bucket, **common, **options), source)
+    return Opened(kinds.GCSStore(bucket, **common, **options), identity)
 
 
 def _google_type(path: str) -> str:
@@ -492,11 +492,11 @@ def _open_az(kinds: Any, store: Store, region: str | None) -> Opened:
     _allow_http(common, endpoint or os.environ.get("AZURE_ENDPOINT"))
     if "use_emulator" in options:
         common["client_options"].setdefault("allow_http", True)
-    source = "the connection string" if text else _az_source(options)
-    return Opened(kinds.AzureStore(bucket, **common, **options), source)
+    identity = "the connection string" if text else _az_identity(options)
+    return Opened(kinds.AzureStore(bucket, **common, **options), identity)
 
 
-def _az_source(options: Mapping[str, Any]) -> str:
+def _az_identity(options: Mapping[str, Any]) -> str:
     """Return whose credentials a store of Azure uses."""
     if _is_set(options.get("skip_signature", os.environ.get("AZURE_SKIP_SIGNATURE"))):
         return UNSIGNED
@@ -519,7 +519,7 @@ def _open_hf(kinds: Any, store: Store, region: str | None) -> Opened:
     options = dict(store.options)
     repository, _, revision = store.address[0].partition("@")
     endpoint = options.pop("endpoint", None) or os.environ.get("HF_ENDPOINT") or _HUB
-    token, source = credentials.hub_token(options)
+    token, identity = credentials.hub_token(options)
     options.pop("token", None)
     common = _common(store, options)
     _refuse_options(store, options, "endpoint, token and client_options")
@@ -531,7 +531,7 @@ def _open_hf(kinds: Any, store: Store, region: str | None) -> Opened:
     _allow_http(common, endpoint)
     quoted = quote(revision.replace("%2F", "/").replace("%2f", "/"), safe="")
     base = f"{str(endpoint).rstrip('/')}/datasets/{repository}/resolve/{quoted}"
-    return Opened(kinds.HTTPStore.from_url(base, **common), source, base, common)
+    return Opened(kinds.HTTPStore.from_url(base, **common), identity, base, common)
 
 
 def _open_http(kinds: Any, store: Store, region: str | None) -> Opened:
@@ -541,16 +541,16 @@ def _open_http(kinds: Any, store: Store, region: str | None) -> Opened:
     parts = urlsplit(store.url)
     userinfo, _, host = parts.netloc.rpartition("@")
     given = common["client_options"].get("default_headers", {})
-    source = "client_options" if given else ""
+    identity = "client_options" if given else ""
     if userinfo:
         # Not in the URL: the client would not send it, but show it in its errors.
         headers = {"Authorization": credentials.basic(userinfo), **given}
         common["client_options"]["default_headers"] = headers
-        source = "the user and password in the URL"
+        identity = "the user and password in the URL"
     path = parts.path.rstrip("/")
     base = urlunsplit((parts.scheme.lower(), host, path, parts.query, ""))
     common["client_options"]["allow_http"] = store.scheme == "http"
-    return Opened(kinds.HTTPStore.from_url(base, **common), source, base, common)
+    return Opened(kinds.HTTPStore.from_url(base, **common), identity, base, common)
 
 
 def open_odd(opened: Opened, path: str) -> Any:

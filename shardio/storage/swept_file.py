@@ -20,8 +20,8 @@ from .listing import plain_tag
 from .remote_file import RANGE, Ends, RemoteFile
 from .stores import Store
 
-_AHEAD = 64 << 20  # bytes that are asked for ahead, as far as the process's part has room
-_HELD = 8  # ranges
+_AHEAD_BYTES = 64 << 20  # bytes that are asked for ahead, as far as the process's part has room
+_HELD_RANGES = 8  # ranges
 
 
 class SweptFile(RemoteFile):
@@ -79,13 +79,13 @@ class SweptFile(RemoteFile):
         data = self._held.get(number)
         if data is None:
             start = number * RANGE
-            self.will_need(start, RANGE + _AHEAD)
+            self.will_need(start, RANGE + _AHEAD_BYTES)
             data = memoryview(super().view(start, min(RANGE, self.size - start)))
             self._held[number] = data
             while (hashed := self._held.get(self._done)) is not None:
                 self._seal.update(hashed)
                 self._done += 1
-            if len(self._held) > _HELD:  # rather one that need not be read again to be hashed
+            if len(self._held) > _HELD_RANGES:  # drop one that is hashed, if there is one
                 done = (held for held in self._held if held < self._done)
                 del self._held[next(done, next(iter(self._held)))]
         self._held.move_to_end(number)

@@ -52,7 +52,7 @@ _HEDGE_AT = 0.95  # the share of transfers that a second request waits for
 _HEDGED_FIRST, _STALLED = 4, 3.0  # so many, of transfers that take so many times as long as usual
 _BESIDE = 2  # such requests of one transfer: a second one may stall, too
 _SAMPLES = 8  # transfers of which a time can be predicted
-_KEPT = 128  # transfers that are remembered for it
+_KEPT_TIMES = 128  # transfers that are remembered for it
 SMALL = 1 << 20  # bytes: transfers below are predicted by each other, and so are those above
 _SLOW = 4.0  # times the usual time of a transfer from which it counts as a failure
 _TICK_S, _LOOK_S = 0.02, 0.1  # between looks for slow transfers; for tasks whose time is over
@@ -145,7 +145,7 @@ class _Host:
         self.throttled = 0  # pauses in a row
         self.paused_at = math.inf  # since when; inf: it is not
         self.resumes = -math.inf
-        self.times = {small: deque[float](maxlen=_KEPT) for small in (True, False)}
+        self.times = {small: deque[float](maxlen=_KEPT_TIMES) for small in (True, False)}
 
     @property
     def paused(self) -> bool:

@@ -26,12 +26,12 @@ from itertools import zip_longest
 from ..errors import StorageError
 from . import ranges
 from .client import Reply, Request
-from .listing import PAGE, Listed, Order, Page
+from .listing import PAGE, ObjectEntry, Page, SortCheck
 from .ranges import Range, Released
 from .remote_file import read, wait
 from .stores import Store
 
-AT_ONCE = 16  # requests: at 0.1 s each, they bring as much as a process reads (6 ms of CPU a page)
+MOST_REQUESTS = 16  # at once: at 0.1 s each, they bring what a process reads (6 ms of CPU a page)
 FIRST = 4  # pages that come one after the other
 _SAMPLED = 50  # objects, of which one says what characters names have
 
@@ -39,7 +39,7 @@ _SAMPLED = 50  # objects, of which one says what characters names have
 _NUMBERS = itertools.count()  # of the listings of this process
 
 
-class _Unordered(Exception):
+class _UnorderedError(Exception):
     """Say that the parts of a listing do not meet."""
 
 
@@ -56,28 +56,28 @@ class _Border:
         return self._found == path
 
 
-class _Part:
+class _KeyRange:
     """The objects between two borders, page by page. None: there is no border."""
 
     def __init__(self, lower: _Border | None = None, upper: _Border | None = None) -> None:
         self.lower, self.upper = lower, upper
-        self.order = Order(lower.key if lower else "")
+        self.order = SortCheck(lower.key if lower else "")
         self.begun = self.ended = False
         self.doubtful: str | None = None  # what it ended at, where the next part began elsewhere
 
-    def take(self, page: Page) -> list[Listed]:
-        """Return what lies in it of its next page. Raises _Unordered."""
+    def take(self, page: Page) -> list[ObjectEntry]:
+        """Return what lies in it of its next page. Raises _UnorderedError."""
         if self.doubtful is not None:
             if _first(page.entries) != self.doubtful:
-                raise _Unordered
+                raise _UnorderedError
             self.ended = True
             return []
         self.order.follow(page)
         if self.lower and not self.begun and not self.lower.meet(_first(page.entries)):
-            raise _Unordered
+            raise _UnorderedError
         self.begun, self.ended = True, not page.after
         if not self.order.is_kept and (self.lower or self.upper):
-            raise _Unordered
+            raise _UnorderedError
         if self.upper and (self.ended or self.order.last > self.upper.key):
             end = _first(page.entries, self.upper.key)
             self.ended = self.upper.meet(end)
@@ -87,19 +87,19 @@ class _Part:
         return [one for one in page.entries if one.path <= self.upper.key]
 
 
-def _first(entries: Iterable[Listed], behind: str = "") -> str:
+def _first(entries: Iterable[ObjectEntry], behind: str = "") -> str:
     """Return the first path behind another one that is no marker; "": there is none."""
     return next((one.path for one in entries if one.size and one.path > behind), "")
 
 
-def walk(store: Store, forget: Callable[[], object]) -> Iterator[Listed]:
+def walk(store: Store, forget: Callable[[], object]) -> Iterator[ObjectEntry]:
     """Yield all objects below a folder, in no order, without markers of folders: objects `x/`.
 
     forget: called where all that was yielded does not count, and comes again. Raises StorageError.
     """
     try:
-        yield from _Walk(store, 1 if store.scheme == "hf" else AT_ONCE).objects()
-    except _Unordered:
+        yield from _Walk(store, 1 if store.scheme == "hf" else MOST_REQUESTS).objects()
+    except _UnorderedError:
         forget()
         yield from _Walk(store, 1).objects()
 
@@ -107,20 +107,20 @@ def walk(store: Store, forget: Callable[[], object]) -> Iterator[Listed]:
 class _Walk:
     """One listing of a folder: its parts, each with a page that is asked for."""
 
-    def __init__(self, store: Store, at_once: int) -> None:
-        self._store, self._at_once = store, at_once
+    def __init__(self, store: Store, most_requests: int) -> None:
+        self._store, self._most_requests = store, most_requests
         self._number = next(_NUMBERS)
-        self._asked: deque[tuple[_Part, Range]] = deque()
+        self._pending: deque[tuple[_KeyRange, Range]] = deque()
         self._pages = 0
         self._wasted = 0  # guesses that brought little, or were not answered yet
         self._letters: set[str] = set()  # that names have
 
-    def objects(self) -> Iterator[Listed]:
+    def objects(self) -> Iterator[ObjectEntry]:
         """Yield all objects, a page as soon as the next one is asked for."""
-        self._ask(_Part(), "list", "")
+        self._ask(_KeyRange(), "list", "")
         try:
-            while self._asked:
-                part, coming = self._asked.popleft()
+            while self._pending:
+                part, coming = self._pending.popleft()
                 page = self._answer(coming)
                 is_guess = part.lower is not None and not part.begun
                 entries = part.take(page)
@@ -134,12 +134,12 @@ class _Walk:
                     self._split(part, page)
                 yield from self._without_markers(entries)
         finally:
-            for _, coming in self._asked:
+            for _, coming in self._pending:
                 coming.release()
 
-    def _ask(self, part: _Part, what: str, after: str) -> None:
+    def _ask(self, part: _KeyRange, what: str, after: str) -> None:
         request = Request(self._store, "", self._number, what=what, after=after)
-        self._asked.append((part, ranges.ranges().announce(request)))
+        self._pending.append((part, ranges.ranges().announce(request)))
 
     def _answer(self, coming: Range) -> Page:
         """Wait for a page. Raises StorageError."""
@@ -150,33 +150,33 @@ class _Walk:
                 return Page([], "")
         raise StorageError(f"{self._store.shown}: the server answered that it is not there")
 
-    def _check(self, part: _Part) -> None:
+    def _check(self, part: _KeyRange) -> None:
         """Raise StorageError where objects may have been left out; split nothing out of order."""
         if part.order.is_kept:
             return
-        self._at_once = 1
+        self._most_requests = 1
         if part.order.anew:
             raise StorageError(
                 f"{self._store.shown}: a request of the listing failed, and this store does not "
                 "list in order, so that it cannot go on where it was. Run it again"
             )
 
-    def _split(self, part: _Part, page: Page) -> None:
+    def _split(self, part: _KeyRange, page: Page) -> None:
         """Have the upper half of what is left of a part listed by a request beside it."""
         self._letters.update(*(one.path for one in page.entries[::_SAMPLED]))
         if self._pages < FIRST or self._wasted > self._pages // 2:
             return
-        if len(self._asked) >= self._at_once:
+        if len(self._pending) >= self._most_requests:
             return
         letters = sorted(filter(str.isalnum, self._letters))
         key = between(part.order.last, part.upper.key if part.upper else None, letters)
         if key is not None:
             border = _Border(key)
-            self._ask(_Part(border, part.upper), "probe", key)
+            self._ask(_KeyRange(border, part.upper), "probe", key)
             part.upper = border
             self._wasted += 1
 
-    def _without_markers(self, entries: list[Listed]) -> list[Listed]:
+    def _without_markers(self, entries: list[ObjectEntry]) -> list[ObjectEntry]:
         """Return a page without markers of folders, which are listed as `x`, without bytes."""
         found = []
         doubtful: dict[int, Range] = {}  # by place

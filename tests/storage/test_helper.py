@@ -36,7 +36,7 @@ def test_nobody_minds_the_error_of_a_range_that_nobody_wants(proxy: FaultProxy) 
     proxy.limits(latency_s=0.2)
     proxy.rules(Rule("403", path="file", numbers=[0]))
     unwanted = ranges.ranges().announce(request(proxy, 0, 1000))
-    ranges.ranges().hurry(unwanted)
+    ranges.ranges().send_now(unwanted)
     proxy.wait(faults=1)
     unwanted.release()
     assert file.read(5000, 100) == content()[5000:5100]

@@ -59,7 +59,7 @@ def test_no_single_call_asks_for_more_than_every_system_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "x").write_bytes(bytes(range(100)))
-    monkeypatch.setattr(local, "_MOST", 7)
+    monkeypatch.setattr(local, "_MOST_READ", 7)
     asked: list[int] = []
     pread = os.pread
     monkeypatch.setattr(local.os, "pread", lambda fd, n, at: asked.append(n) or pread(fd, n, at))

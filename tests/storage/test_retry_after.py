@@ -90,7 +90,7 @@ def test_nothing_else_is_sent_while_a_store_wants_to_be_left_alone(proxy: FaultP
     file = opened(proxy)
     proxy.reset()
     proxy.rules(Rule("429", path="file", numbers=[0, 1], retry_after=1))
-    ranges.ranges().hurry(first := ranges.ranges().announce(request(proxy, 0, 10)))
+    ranges.ranges().send_now(first := ranges.ranges().announce(request(proxy, 0, 10)))
     proxy.wait(faults=2)
     later = [ranges.ranges().announce(request(proxy, n * 1000, 1000)) for n in range(1, 9)]
     for one in (first, *later):

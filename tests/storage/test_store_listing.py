@@ -16,7 +16,7 @@ from support.trees import environment
 
 from shardio import Storage
 from shardio.errors import OptionError, StorageError
-from shardio.storage.listing import Listed, Order, Page
+from shardio.storage.listing import ObjectEntry, Page, SortCheck
 from shardio.storage.location import locate
 from shardio.storage.remote import RemoteLocation
 
@@ -205,7 +205,7 @@ def pages(files: list[tuple[str, int]]) -> Any:
 def test_a_listing_goes_on_where_its_page_ended_also_by_a_new_stream() -> None:
     files = [(f"{number:02}", 1) for number in range(8)]
     (at_once, its_pages), (anew, broken) = pages(files)
-    assert [Listed(*one)[:2] for one in at_once] == files
+    assert [ObjectEntry(*one)[:2] for one in at_once] == files
     assert anew == at_once
     assert [count for count, _ in its_pages] == [3, 3, 2]
     assert not any(of_new for _, of_new in its_pages)
@@ -215,14 +215,14 @@ def test_a_listing_goes_on_where_its_page_ended_also_by_a_new_stream() -> None:
 def test_no_page_ends_with_what_may_be_a_marker() -> None:
     files = [("1", 1), ("2", 1), ("3", 0), ("4", 0), ("5", 0), ("6", 0), ("7", 1), ("8", 0)]
     (at_once, its_pages), (anew, _) = pages(files)
-    assert [Listed(*one)[:2] for one in at_once] == files
+    assert [ObjectEntry(*one)[:2] for one in at_once] == files
     assert anew == at_once
     assert [count for count, _ in its_pages] == [8]
 
 
 @pytest.mark.parametrize(("paths", "in_order"), [("ab", True), ("ba", False), ("bma", False)])
 def test_a_listing_is_in_order_but_for_markers(paths: str, in_order: bool) -> None:
-    order = Order()
+    order = SortCheck()
     for path in paths:
-        order.follow(Page([Listed(path, int(path != "m"), 0, "")], path))
+        order.follow(Page([ObjectEntry(path, int(path != "m"), 0, "")], path))
     assert (order.last, order.is_kept) == (paths[-1], in_order)

@@ -115,7 +115,7 @@ def test_a_store_that_throttles_holds_up_no_other(proxy: FaultProxy, tmp_path: P
     throttled = opened(proxy)
     proxy.rules(Rule("429", path="file", retry_after=600))
     waiting = ranges.ranges().announce(request(proxy, 0, 10, 8.0))
-    future = ranges.ranges().hurry(waiting)
+    future = ranges.ranges().send_now(waiting)
     assert future is not None
     proxy.wait(faults=2)
     with servers.nginx(tmp_path) as web:

@@ -18,7 +18,7 @@ from support.object_stores import ObjectStore
 from support.trees import environment
 
 from shardio.errors import StorageError
-from shardio.storage.walk import AT_ONCE, between
+from shardio.storage.walk import MOST_REQUESTS, between
 
 # A page has three objects here, and the client is this process's own, so that it knows of that.
 PROGRAM = """
@@ -159,7 +159,7 @@ def test_pages_are_asked_for_at_once(
     server.put(names)
     server.together = 4
     assert lister.find("s3://bucket", server.options) == (dict.fromkeys(names, 1), 1)
-    assert 4 <= server.most <= AT_ONCE
+    assert 4 <= server.most <= MOST_REQUESTS
     assert 200 <= server.lists <= 400  # guesses, which depend on what answers come first
 
 

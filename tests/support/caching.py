@@ -46,7 +46,7 @@ def fill(file: CachedFile, number: int) -> bool:
 
 
 def is_right(file: CachedFile, number: int) -> bool:
-    start, length = file.layout.span(number)
+    start, length = file.layout.byte_range(number)
     return os.pread(file.descriptor, length, start) == content(file.layout.shard, start, length)
 
 

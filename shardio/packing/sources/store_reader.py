@@ -16,7 +16,7 @@ from ...names import key_bytes
 from ...storage import ranges
 from ...storage.base import KnownFile
 from ...storage.client import Reply, Request
-from ...storage.listing import Listed as Object
+from ...storage.listing import ObjectEntry as Object
 from ...storage.listing import plain_tag
 from ...storage.ranges import Range, Released
 from ...storage.remote import RemoteLocation
