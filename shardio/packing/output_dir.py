@@ -348,7 +348,7 @@ def own(
             held.release()
             raise
         held.release()
-        with contextlib.suppress(FileNotFoundError), lock.whole(directory) as whole:
+        with contextlib.suppress(FileNotFoundError), lock.hold_all(directory) as whole:
             if whole.head() == data:  # nobody was quicker
                 journal.clean(directory, data)
 

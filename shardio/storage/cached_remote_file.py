@@ -22,7 +22,7 @@ from . import local, ranges
 from .base import KnownFile
 from .cached_file import CachedFile, CacheFull, Claim
 from .client import Request
-from .ranges import Range, Released
+from .ranges import Range, ReleasedError
 from .remote_file import Ends, RemoteFile, wait
 from .stores import Store
 
@@ -176,7 +176,7 @@ class CachedRemoteFile(RemoteFile):
             self._warn(error)
             adopted = self.descriptor >= 0 and self.adopt(coming.range)
             return False
-        except Released:  # the file was closed meanwhile
+        except ReleasedError:  # the file was closed meanwhile
             return False
         finally:
             coming.drop(release=not adopted)

@@ -311,7 +311,7 @@ _LOCK = threading.Lock()
 
 def client(store: Store) -> Client:
     """Return this process's client of a store. Raises DependencyError."""
-    key = store.reached
+    key = store.client_key
     with _LOCK:
         if key not in _CLIENTS:
             _CLIENTS[key] = Client(store)

@@ -138,7 +138,7 @@ def take(directory: str, start: int = 0, stop: int | None = None) -> Lock:
 
 
 @contextlib.contextmanager
-def whole(directory: str) -> Iterator[Lock]:
+def hold_all(directory: str) -> Iterator[Lock]:
     """Hold all of a packing. Raises as `take` does."""
     held = take(directory)
     try:

@@ -36,7 +36,7 @@ _HANGS_S = 5.0  # more than a request may take, without any answer of the helper
 _LOOK_S = 1.0  # between two looks whether there was one
 
 
-class Released(Exception):
+class ReleasedError(Exception):
     """Report that a range was released before its bytes were read."""
 
 
@@ -57,7 +57,7 @@ class Range:
         self._released = False
 
     def wait(self) -> Reply:
-        """Return the reply, when it is there. Raises StorageError, Released."""
+        """Return the reply, when it is there. Raises StorageError, ReleasedError."""
         future = self._owner.send_now(self)
         store = self.request.store
         limit_s = store.timeout_s + 2 * min(BODY_S, store.timeout_s / 2) + _HANGS_S
@@ -86,7 +86,7 @@ class Range:
                     raise
         finally:
             future = None  # an error holds this frame, and would hold itself
-        raise Released
+        raise ReleasedError
 
     def keep(self) -> None:
         """Count as in flight only until the bytes have arrived: they stay here for good."""

@@ -23,7 +23,7 @@ from ..errors import DamageError, ShardioError, StorageError
 from . import ranges
 from .base import KnownFile
 from .client import Reply, Request, RequestError
-from .ranges import Range, Released
+from .ranges import Range, ReleasedError
 from .stores import Store
 
 RANGE = 8 << 20  # bytes of one request, at most
@@ -63,7 +63,7 @@ class Ends:
             return read(self.request(path, size, length))
         try:
             return wait(announced)
-        except Released:
+        except ReleasedError:
             return read(self.request(path, size, length))
         finally:
             announced.release()
@@ -255,7 +255,7 @@ class RemoteFile:
         stop = min(stop, announced.stop)
         try:
             data = self.check(wait(announced.range)).data
-        except Released:  # by another thread, which has read all of it, or closed the file
+        except ReleasedError:  # by another thread, which has read all of it, or closed the file
             with self._lock:
                 self._drop([announced])
             return self._part(start, stop)
@@ -323,7 +323,7 @@ def read(request: Request) -> Reply:
         wanted = ranges.ranges().want(request)
         try:
             return wait(wanted)
-        except Released:  # `ranges.close` has ended all that was under way
+        except ReleasedError:  # `ranges.close` has ended all that was under way
             continue
         finally:
             wanted.release()
@@ -332,7 +332,7 @@ def read(request: Request) -> Reply:
 def wait(wanted: Range) -> Reply:
     """Wait for the bytes of a range.
 
-    Raises FileNotFoundError, DamageError, StorageError; Released, where others let go of it.
+    Raises FileNotFoundError, DamageError, StorageError; ReleasedError, where others let go of it.
     """
     request = wanted.request
     try:

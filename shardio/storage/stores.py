@@ -116,7 +116,7 @@ class Store:
         return bucket, folder.strip("/")
 
     @property
-    def reached(self) -> str:
+    def client_key(self) -> str:
         """Return what one client is for, with secrets: to compare, and never shown."""
         return repr((self.scheme, self.address[0], sorted(self.options.items()), self.timeout_s))
 

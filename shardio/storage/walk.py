@@ -27,7 +27,7 @@ from ..errors import StorageError
 from . import ranges
 from .client import Reply, Request
 from .listing import PAGE, ObjectEntry, Page, SortCheck
-from .ranges import Range, Released
+from .ranges import Range, ReleasedError
 from .remote_file import read, wait
 from .stores import Store
 
@@ -201,7 +201,7 @@ def _wait(asked: Range) -> Reply:
     """Wait for an answer, also where others let go of it. Raises FileNotFoundError and others."""
     try:
         return wait(asked)
-    except Released:  # `ranges.close` has ended all that was under way
+    except ReleasedError:  # `ranges.close` has ended all that was under way
         return read(asked.request)
     finally:
         asked.release()

@@ -12,7 +12,7 @@ from support import LIMIT_S
 from shardio.errors import StorageError
 from shardio.storage import ranges
 from shardio.storage.client import Reply, Request, Store
-from shardio.storage.ranges import LEAST_IN_FLIGHT, Range, Ranges, Released
+from shardio.storage.ranges import LEAST_IN_FLIGHT, Range, Ranges, ReleasedError
 from shardio.storage.transfers import Figures
 
 PIECE = LEAST_IN_FLIGHT // 4  # four of them fill the budget
@@ -123,7 +123,7 @@ def test_a_range_may_be_let_go_of_while_another_thread_waits(
     def wait() -> None:
         try:
             wanted.wait()
-        except Released:
+        except ReleasedError:
             outcome.append("released")
 
     waiting = threading.Thread(target=wait, daemon=True)
@@ -131,7 +131,7 @@ def test_a_range_may_be_let_go_of_while_another_thread_waits(
     wanted.release()
     waiting.join(LIMIT_S)
     assert outcome == ["released"]
-    with pytest.raises(Released):
+    with pytest.raises(ReleasedError):
         wanted.wait()  # it is not sent again, for nobody would let go of it
     assert len(sender.sent) <= 1 and all_ranges.in_flight == 0
 
@@ -139,7 +139,7 @@ def test_a_range_may_be_let_go_of_while_another_thread_waits(
 def test_an_answer_after_the_end_hurts_nobody(sender: Sender, all_ranges: Ranges) -> None:
     wanted = all_ranges.announce(piece(0))
     all_ranges.close()
-    with pytest.raises(Released):
+    with pytest.raises(ReleasedError):
         wanted.wait()
 
 
@@ -156,7 +156,7 @@ def test_ranges_that_readers_left_behind_give_way(sender: Sender, all_ranges: Ra
         one.wait()
         one.release()
     assert all_ranges.in_flight <= LEAST_IN_FLIGHT
-    with pytest.raises(Released):
+    with pytest.raises(ReleasedError):
         left[0].wait()
     ahead = [all_ranges.announce(piece(n)) for n in range(50, 54)]
     assert sum(one.request in [request for request, _ in sender.sent] for one in ahead) == 4

@@ -119,7 +119,7 @@ class StoreFolder(ListedFolder):
     @property
     def reached(self) -> str:
         """Return how its store is reached, with secrets: to compare, and never shown."""
-        return self._location.store.reached
+        return self._location.store.client_key
 
     def object_at(self, path: bytes) -> StoredObject:
         """Return an object of it, as it was listed."""

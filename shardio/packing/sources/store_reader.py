@@ -18,7 +18,7 @@ from ...storage.base import KnownFile
 from ...storage.client import Reply, Request
 from ...storage.listing import ObjectEntry as Object
 from ...storage.listing import plain_tag
-from ...storage.ranges import Range, Released
+from ...storage.ranges import Range, ReleasedError
 from ...storage.remote import RemoteLocation
 from ...storage.remote_file import RANGE, RemoteFile, read, wait
 from ...storage.stores import Store
@@ -113,7 +113,7 @@ class AheadReader:
         """Wait for an answer, also where it was let go of. Raises FileNotFoundError and others."""
         try:
             return wait(one)
-        except Released:
+        except ReleasedError:
             return read(one.request)
 
 

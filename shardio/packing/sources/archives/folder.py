@@ -221,7 +221,7 @@ def open_archive(
     """
     ignores = is_ignored if ignore else ignores_nothing
     if isinstance(path, StoredObject):
-        whole, reached = key_bytes(path.shown), path.location.store.reached
+        whole, reached = key_bytes(path.shown), path.location.store.client_key
     else:
         whole, reached = os.path.abspath(path), ""
     try:
