@@ -1,7 +1,6 @@
 """Samples to records and back: every kind, every limit, and heads that no shardio wrote."""
 
 import pickle
-import string
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from support.conformance import FIELDS, SAMPLES, same
 
-from shardio import errors
-from shardio.errors import DamageError, OptionError, SampleError, ShardioError
+from shardio.errors import DamageError, OptionError, SampleError
 from shardio.formats import sample
 from shardio.formats.sample import (
     MAX_DEPTH,
@@ -33,11 +31,6 @@ LIMITED = settings(
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-ERRORS = [
-    error
-    for error in vars(errors).values()
-    if isinstance(error, type) and issubclass(error, ShardioError)
-]
 
 text = st.text(st.characters(codec="utf-8"), max_size=20)
 ints = st.integers(-(2**63), 2**64 - 1)
@@ -426,53 +419,3 @@ def test_hostile_arrays_inside_json_are_refused(inner: Any) -> None:
     head = msgpack.packb([b"k", [msgpack.ExtType(1, msgpack.packb(inner))]])
     with pytest.raises((ValueError, TypeError)):
         schema.decode(head, 0, len(head))
-
-
-# --- errors -----------------------------------------------------------------------------------
-
-
-def test_the_error_tree_in_the_docstring_is_the_one_that_is() -> None:
-    doc = errors.__doc__ or ""
-    assert all(f" {error.__name__}" in doc for error in ERRORS)
-    assert len(ERRORS) == doc.count("|- ") + doc.count("`- ") + 1
-
-
-@pytest.mark.parametrize("error", ERRORS)
-def test_errors_take_one_string_and_pickle(error: type[ShardioError]) -> None:
-    raised = error("here: what\nis wrong")
-    again = pickle.loads(pickle.dumps(raised))
-    assert type(again) is error
-    assert str(again) == str(raised) == "here: what\nis wrong"
-
-
-class Raising:
-    def __len__(self) -> int:
-        return len(ERRORS)
-
-    def __getitem__(self, i: int) -> None:
-        raise ERRORS[i]("shard 7: record 8")
-
-
-def test_errors_cross_a_dataloader_worker_with_type_and_text() -> None:
-    from torch.utils.data import DataLoader
-
-    batches = iter(DataLoader(Raising(), batch_size=None, num_workers=1))
-    for error in ERRORS:  # the worker goes on with the next item
-        with pytest.raises(error, match="shard 7: record 8") as caught:
-            next(batches)
-        assert type(caught.value) is error
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        (b"plain/name.jpg", "plain/name.jpg"),
-        ("caf\u00e9".encode(), "caf\u00e9"),
-        (b"\xff\x1b[31m\n", r"\xff\x1b[31m\n"),
-        ("\udcff\u202e", r"\xff\u202e"),
-        ("x" * 300, "x" * 197 + "..."),
-    ],
-)
-def test_names_are_shown_without_control_characters(name: bytes | str, shown: str) -> None:
-    assert errors.printable(name) == shown
-    assert all(c in string.printable or c.isprintable() for c in errors.printable(name))
