@@ -109,7 +109,7 @@ OLD_WORDS = {
     *("contestant", "forum", "ballast"),
 }
 OLD_NAMES = {
-    *("Given", "Described", "Share", "Slices", "Items", "Wanted", "Keeping", "Slots", "Ahead"),
+    *("Given", "Described", "Share", "Slices", "Items", "Wanted", "Keeping", "Slots", "Ahead")
 }
 
 

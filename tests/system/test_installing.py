@@ -15,8 +15,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support.trees import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 NOT_OURS = (".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "*.so")
 NOT_OURS += (".hypothesis", "demo-data", "shardio-demo.*", ".data")
 NOT_AT_THE_TOP = ("carry", "gpu-check", "gpu-check.tgz")  # what docs/gpu-check.md makes there

@@ -17,10 +17,10 @@ import pytest
 import torch
 from PIL import Image
 from support import LIMIT_S, programs
+from support.trees import ROOT
 
 import shardio
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "recipes.md"
 HERE = ROOT / "tests" / "frameworks"
 PYTHON = HERE / ".venv" / "bin" / "python"

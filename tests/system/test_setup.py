@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.trees import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 CONSTRAINTS = ROOT / "tools" / "constraints.txt"
 # The oldest Python of each line that a distribution ships: Ubuntu 22.04, Debian 12, Ubuntu 24.04,
 # Debian 13; and the newest.

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.trees import ROOT
 
 from benchmarks import trace
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def event(cat: str, name: str, begin: float, end: float, stream: int = 7) -> dict[str, Any]:
