@@ -2,27 +2,24 @@
 
 import hashlib
 import json
-import os
-import resource
 import shutil
-import signal
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support import LIMIT_S
-from support.table_conformance import FILES, TableConformance
+from support.conformance import shard_of
+from support.forging import in_child
+from support.parquet_tables import FILES, TableConformance
 from support.trees import shardio_json
 
 import shardio
 from shardio.dataset import sequence as sequences
 from shardio.errors import DamageError, ShardioError, SourceError
-from shardio.formats import manifest, open_shard
-from shardio.formats.base import Shard
+from shardio.formats import manifest
 from shardio.formats.foreign import arrow, row_groups
-from shardio.formats.sample import Schema
 from shardio.names import KEY
 from shardio.order.options import RequestedOptions
 from shardio.packing import index as indexing
@@ -49,15 +46,6 @@ def write(path: Path, table: Any, rows: int | None = None, **options: Any) -> Pa
 
 def golden(name: str, tmp_path: Path) -> Path:
     return Path(shutil.copytree(GOLDEN / name, tmp_path / "copy"))
-
-
-def shard_of(folder: Path, fields: Any = None) -> Shard:
-    storage = locate(folder)
-    made = manifest.load(storage)
-    opening = made.opening(storage)
-    if fields is not None:
-        opening = opening.__class__(**{**vars(opening), "schema": Schema(fields)})
-    return open_shard("arrow", opening, made.shard(0))
 
 
 def described(value: Any) -> Any:
@@ -150,9 +138,6 @@ class TestArrowConformance(TableConformance):
         path = write(folder / "x.arrow", pa.table(columns), 7)
         index(folder)
         return path
-
-    def open(self, path: Path) -> Shard:
-        return shard_of(path.parent, fields=self.FIELDS)
 
 
 # --- what lies beside the files -------------------------------------------------------------------
@@ -318,26 +303,18 @@ def test_damage_before_indexing_ends_in_values_or_an_error(tmp_path: Path, name:
     intact = (GOLDEN / f"{name}.arrow").read_bytes()
     noise = np.random.default_rng(2)
     path = tmp_path / "x.arrow"
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(LIMIT_S)
-        status = 1
-        try:
-            resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
-            for number in range(100):
-                data = bytearray(intact)
-                at = int(noise.integers(0, len(intact)))
-                data[at] ^= 1 << (number % 8)
-                path.write_bytes(data if number % 5 else data[:at])
-                try:
-                    index(tmp_path, overwrite=True)
-                    list(sequences.stored(tmp_path))
-                except ShardioError:
-                    continue
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def child() -> None:
+        for number in range(100):
+            data = bytearray(intact)
+            at = int(noise.integers(0, len(intact)))
+            data[at] ^= 1 << (number % 8)
+            path.write_bytes(data if number % 5 else data[:at])
+            with suppress(ShardioError):
+                index(tmp_path, overwrite=True)
+                list(sequences.stored(tmp_path))
+
+    assert in_child(child, 8 << 30) == 0
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -358,7 +335,7 @@ def test_a_batch_counts_with_all_its_bytes_where_only_labels_are_wanted(
             made.append(self)
 
     monkeypatch.setattr(row_groups, "Group", Watched)
-    shard = shard_of(tmp_path, [(KEY, "key"), ("label", "int")])
+    shard = shard_of(tmp_path, fields=[(KEY, "key"), ("label", "int")])
     assert [shard.read(record)["label"] for record in range(0, 50, 5)] == list(range(0, 50, 5))
     assert [list(group.arrays) for group in made] == [["label"]] * 5
     assert all(group.bytes > 10_000 for group in made)

@@ -1,6 +1,6 @@
 """Every format through the whole house: the same order, checks, commands and damage for all.
 
-A format is one row of FORMATS. What its own bytes are is the matter of its own tests.
+A format is a row in support/every_format.py. What its own bytes are is the matter of its own tests.
 """
 
 import errno
@@ -12,270 +12,38 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache
-from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 import xxhash
 from support import LIMIT_S, forging
-from support.naive_order import naive_epoch, side_by_side
+from support.every_format import COUNTS, FORMATS, Made, N, Sample
 from support.reading import batches, drain, flat
-from support.small_datasets import CLASSES, flip, jpeg, of_order
+from support.small_datasets import flip
 from support.trees import environment
 from torch.utils.data import DataLoader
 
 import shardio
-from shardio import DamageError, ShardDataset, ShardioError, Writer
+from shardio import DamageError, ShardDataset, ShardioError
 from shardio.cli.main import main
 from shardio.dataset import sequence as sequences
 from shardio.formats import manifest
 from shardio.formats.sample import pack as pack_head
 from shardio.formats.sample import unpack as unpack_head
-from shardio.names import KEY, key_text
-from shardio.packing.index import index
+from shardio.names import KEY
 from shardio.storage.location import locate
 from shardio.viewer.results import Query
 from shardio.viewer.view import open_view
 
-COUNTS = (90, 90, 61)  # of the shards; the first two have files of one size
-N = sum(COUNTS)
 PROGRAMS = Path(__file__).parent.parent / "support" / "format_programs.py"
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:epoch .* is being read again"),
 ]
-
-Sample = dict[str, Any]
-
-
-def image(number: int) -> bytes:
-    """A JPEG; records 90 apart have equally many bytes.
-
-    Two of a shard are some pages long, its last: liblmdb puts such values behind their neighbours.
-    """
-    at = number % COUNTS[0]
-    return jpeg(number).ljust(800 + 11 * at if at < 88 else 20_000, b"\0")
-
-
-def packed(number: int) -> Sample:
-    """What the record of this number is in our own formats."""
-    return {
-        KEY: b"k/%06d.jpg" % number,
-        "image": image(number),
-        "label": number % 3,
-        "caption": f"n{number:04d}",
-    }
-
-
-def keyed(key: bytes, **more: Callable[[int], Any]) -> Callable[[int], Sample]:
-    """What it is in a format with keys of its own, and with these fields besides."""
-
-    def sample(number: int) -> Sample:
-        part, at = divmod(number, COUNTS[0])
-        named = key % {b"part": part, b"at": at, b"number": number}
-        own = {name: value(number) for name, value in more.items()}
-        return {KEY: named, "image": image(number), "label": number % 3} | own
-
-    return sample
-
-
-# --- how a dataset of each format is made -------------------------------------------------------
-
-
-def pack(folder: Path, numbers: range = range(N), format: str = "record") -> None:
-    with Writer(folder, format=format, classes=CLASSES, max_records=COUNTS[0]) as writer:
-        for number in numbers:
-            writer.write(packed(number))
-
-
-def pack_lmdb(folder: Path) -> None:
-    pack(folder, format="lmdb")
-
-
-def exported(format: str, *fields: str, **named: str) -> Callable[[Path], None]:
-    """By `shardio export`, a shard at a time."""
-
-    def make(folder: Path) -> None:
-        start = 0
-        for part, count in enumerate(COUNTS):
-            own, there = folder / "own", folder / f"part-{part}"
-            pack(own, range(start, start + count))
-            shardio.export(own, there, format=format, fields=dict.fromkeys(fields) | named)
-            shutil.rmtree(own)
-            start += count
-
-    return make
-
-
-def compressed_mds(folder: Path) -> None:
-    """As mosaicml-streaming writes them with compression="zstd"."""
-    import zstandard
-
-    exported("mds", "image", "label", "caption")(folder)
-    for listed in folder.rglob("index.json"):
-        described = json.loads(listed.read_text())
-        for shard in described["shards"]:
-            path = listed.with_name(shard["raw_data"]["basename"])
-            data = zstandard.ZstdCompressor().compress(path.read_bytes())
-            path.with_name(path.name + ".zstd").write_bytes(data)
-            path.unlink()
-            shard["zip_data"] = {"basename": path.name + ".zstd", "bytes": len(data), "hashes": {}}
-            shard["compression"] = "zstd"
-        listed.write_text(json.dumps(described))
-
-
-def parquet(folder: Path) -> None:
-    """As Hugging Face's `datasets` lays images out."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    start = 0
-    for part, count in enumerate(COUNTS):
-        samples = [packed(number) for number in range(start, start + count)]
-        files = [{"bytes": one["image"], "path": one[KEY].decode()} for one in samples]
-        columns = {name: [one[name] for one in samples] for name in (KEY, "label", "caption")}
-        table = pa.table(
-            {"image": pa.array(files, pa.struct({"bytes": pa.binary(), "path": pa.string()}))}
-            | columns
-        )
-        pq.write_table(table, folder / f"{part}.parquet", row_group_size=40)
-        start += count
-
-
-def arrow(folder: Path) -> None:
-    """As Hugging Face's `datasets` saves them."""
-    import pyarrow as pa
-
-    parquet(folder)
-    for path in sorted(folder.glob("*.parquet")):
-        table = pa.parquet.read_table(path)
-        with pa.ipc.new_stream(path.with_suffix(".arrow"), table.schema) as stream:
-            stream.write_table(table, max_chunksize=40)
-        path.unlink()
-
-
-def litdata(folder: Path) -> None:
-    """As litdata.optimize writes them."""
-    leaf = {"type": None, "context": None, "children_spec": []}
-    context = json.dumps([KEY, "image", "label", "caption"])
-    top = {"type": "builtins.dict", "context": context, "children_spec": [leaf] * 4}
-    formats = {"data_format": ["bytes", "jpeg", "int", "str"], "data_spec": json.dumps([1, top])}
-    chunks, start = [], 0
-    for part, count in enumerate(COUNTS):
-        items = []
-        for one in map(packed, range(start, start + count)):
-            label = struct.pack("<q", one["label"])
-            leaves = (one[KEY], one["image"], label, one["caption"].encode())
-            items.append(struct.pack("<4I", *map(len, leaves)) + b"".join(leaves))
-        ends = np.cumsum([4 + 4 * (count + 1), *map(len, items)]).tolist()
-        data = struct.pack(f"<{count + 2}I", count, *ends) + b"".join(items)
-        name = f"chunk-0-{part}.bin"
-        (folder / name).write_bytes(data)
-        chunks.append({"filename": name, "chunk_size": count, "chunk_bytes": len(data)})
-        start += count
-    text = json.dumps({"chunks": chunks, "config": formats | {"compression": None}})
-    (folder / "index.json").write_text(text)
-
-
-def image_folder(folder: Path) -> None:
-    for number in range(N):
-        path = folder / CLASSES[number % 3] / f"{number:06d}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(image(number))
-
-
-@cache
-def folder_packed() -> list[Sample]:
-    """The records that packing makes of the image folder, in its order."""
-    with TemporaryDirectory() as folder:
-        image_folder(Path(folder) / "in")
-        shardio.pack(Path(folder) / "in", Path(folder) / "out", jobs=1)
-        return list(sequences.stored(Path(folder) / "out"))
-
-
-@dataclass(frozen=True)
-class Format:
-    make: Callable[[Path], None]  # writes the files into an empty folder
-    sample: Callable[[int], Sample] = packed  # what a record is there
-    # Of `shardio index`; None: make has packed it.
-    index: Mapping[str, Any] | None = None
-    reads: str | None = None  # the format's name in the manifest, if it is another
-    counts: Sequence[int] = COUNTS  # records of each shard
-    kept: bool = False  # what was read once, or opened, stays in memory
-    unseen: bool = False  # a flipped bit may be where no record is
-    vouched: bool = False  # whatever was flipped before it is indexed is found, too
-    framed: bool = True  # and whatever was cut, unless where a record ends
-
-
-FORMATS: dict[str, Format] = {
-    "record": Format(pack),
-    "lmdb": Format(pack_lmdb, unseen=True),
-    "webdataset": Format(
-        exported("webdataset", image="jpg", label="cls", caption="txt"),
-        lambda number: packed(number) | {KEY: b"k/%06d" % number},
-        {"fields": {"caption": "txt"}},
-        unseen=True,
-    ),
-    "tfrecord": Format(
-        exported("tfrecord", "image", "label", "caption"),
-        keyed(b"part-%(part)d/00000/%(at)08d", caption=b"n%04d".__mod__),
-        {},
-        vouched=True,
-    ),
-    "recordio": Format(
-        exported("recordio", "image", "label"),
-        keyed(b"part-%(part)d/00000/%(at)d", id=lambda number: number % COUNTS[0]),
-        {},
-    ),
-    "mds": Format(
-        exported("mds", "image", "label", "caption"),
-        keyed(b"part-%(part)d/shard.00000/%(at)08d", caption="n{:04d}".format),
-        {},
-        unseen=True,
-    ),
-    "mds, compressed": Format(
-        compressed_mds,
-        keyed(b"part-%(part)d/shard.00000.mds/%(at)08d", caption="n{:04d}".format),
-        {},
-        reads="mds",
-        kept=True,
-        unseen=True,
-    ),
-    "lmdb-foreign": Format(
-        exported("lmdb-caffe", "image", "label"),
-        keyed(b"%(at)08d_k/%(number)06d.jpg"),
-        {},
-        unseen=True,
-    ),
-    "parquet": Format(
-        parquet,
-        lambda number: packed(number) | {"image.path": packed(number)[KEY].decode()},
-        {},
-        kept=True,
-        unseen=True,
-    ),
-    "arrow": Format(
-        arrow,
-        lambda number: packed(number) | {"image.path": packed(number)[KEY].decode()},
-        {},
-        unseen=True,
-    ),
-    "litdata": Format(litdata, packed, {}, unseen=True),
-    "imagefolder": Format(
-        image_folder,
-        lambda number: folder_packed()[number],
-        {},
-        counts=(N,),
-        framed=False,
-    ),
-}
 
 
 # For what takes a second or more: our own two.
@@ -283,46 +51,6 @@ FEW = [
     pytest.param(name, marks=() if name in ("record", "lmdb") else pytest.mark.slow)
     for name in FORMATS
 ]
-
-
-class Made:
-    """A dataset of one format, read-only for all tests of this file."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.folder, self.row = name, folder, FORMATS[name]
-        self.format = self.row.reads or name
-        self.row.make(folder)
-        if self.row.index is not None:
-            index(folder, format=self.format, jobs=1, **self.row.index)
-        stored = [self.row.sample(number) for number in range(N)]
-        self.samples = [one | {KEY: key_text(one[KEY])} for one in stored]  # as users get them
-        self.keys = [sample[KEY] for sample in self.samples]
-        self.number = {key: number for number, key in enumerate(self.keys)}
-
-    def open(self, **options: Any) -> Any:
-        return shardio.open(self.folder, decode=None, **options)
-
-    def stream(self, **options: Any) -> ShardDataset:
-        """Yields keys only: a batch is a list of them."""
-        order = {"seed": 3, "shuffle_buffer": 40, "spans": 5, "unit": 2}
-        given = {"batch_size": 8, "fields": (KEY,), "decode": None} | order
-        return ShardDataset(self.folder, **of_order(given | options))
-
-    def numbers(self, each: Sequence[list[list[str]]], start: int = 0) -> list[list[int]]:
-        """The batches of 8 of all ranks together, as numbers of records."""
-        steps = side_by_side(each, 4 // len(each), 5, start)
-        return [[self.number[key] for key in flat(step)] for step in steps]
-
-    def law(self, epoch: int = 0, chosen: Sequence[int] = range(N)) -> tuple[list[int], list[int]]:
-        """The virtual sequence and the flat order of an epoch, by test_order's plain loops."""
-        starts = np.cumsum([0, *self.row.counts])
-        shards = [
-            [number for number in chosen if start <= number < stop]
-            for start, stop in pairwise(starts.tolist())
-        ]
-        rows = naive_epoch([len(shard) for shard in shards], 3, epoch, 5, 2, 40)
-        virtual, order = ([shards[shard][record] for shard, record in one] for one in rows)
-        return virtual, order
 
 
 @pytest.fixture(scope="module", params=FORMATS)

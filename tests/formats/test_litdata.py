@@ -1,10 +1,7 @@
 """LitData's chunks: golden folders of litdata.optimize, each way of compressing them, damage."""
 
 import json
-import os
-import resource
 import shutil
-import signal
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -12,22 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import LIMIT_S
-from support.conformance import FormatConformance
+from support.conformance import FormatConformance, shard_of
 from support.conformance import sample as make_sample
+from support.forging import in_child
 from support.litdata_writer import LEAF, item, save
 from support.trees import shardio_json
 
 import shardio
 from shardio.dataset import sequence as sequences
 from shardio.errors import DamageError, DependencyError, ShardioError, SourceError
-from shardio.formats import manifest, open_shard
 from shardio.formats.base import Shard
 from shardio.formats.foreign import inflate
-from shardio.formats.sample import Schema
 from shardio.names import KEY
 from shardio.packing import index as indexing
-from shardio.storage.location import locate
 
 zstandard = pytest.importorskip("zstandard")
 
@@ -125,12 +119,6 @@ def one(folder: Path, format: str, data: bytes) -> Any:
     return sequences.stored(folder)[0]["leaf"]
 
 
-def plain(number: int, size: int = 100) -> dict[str, Any]:
-    """A sample without None but in json, and with no arrays there."""
-    made = make_sample(4 * number, size) | {KEY: make_sample(number)[KEY]}
-    return made | {"meta": {"number": number, "parts": [None, 0.5, {"x": [number]}]}}
-
-
 class TestLitDataConformance(FormatConformance):
     """The key is a leaf. There is no None but in json."""
 
@@ -140,7 +128,11 @@ class TestLitDataConformance(FormatConformance):
         ("meta", "json"),
     )
 
-    SAMPLES = tuple(plain(number) for number in range(40))
+    @classmethod
+    def sample(cls, number: int, size: int = 100) -> dict[str, Any]:
+        """Return a sample without None but in json, and with no arrays there."""
+        made = make_sample(4 * number, size) | {KEY: make_sample(number)[KEY]}
+        return made | {"meta": {"number": number, "parts": [None, 0.5, {"x": [number]}]}}
 
     def build(self, folder: Path, fields: Any, samples: Any) -> Path:
         formats = dict(self.FORMATS)
@@ -150,18 +142,7 @@ class TestLitDataConformance(FormatConformance):
         return path
 
     def open(self, path: Path) -> Shard:
-        storage = locate(path.parent)
-        made = manifest.load(storage)
-        opening = made.opening(storage)
-        opening = opening.__class__(**{**vars(opening), "schema": Schema(self.FIELDS)})
-        return open_shard("litdata", opening, made.shard(0))
-
-    def test_large_and_small_records_mix(self, tmp_path: Path) -> None:
-        samples = [plain(i, size) for i, size in enumerate([0, 400_000, 7, 16_384, 9, 5])]
-        shard = self.open(self.build(tmp_path, self.FIELDS, samples))
-        for number, sample in enumerate(samples):
-            assert shard.read(number)["image"] == sample["image"]
-        shard.close()
+        return shard_of(path.parent, fields=self.FIELDS)
 
 
 # --- leaves ---------------------------------------------------------------------------------------
@@ -346,28 +327,22 @@ def test_damage_ends_in_values_or_an_error(tmp_path: Path, name: str, indexed: b
     intact = path.read_bytes()
     noise = np.random.default_rng(2)
     index(folder)
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(LIMIT_S)
-        status = 1
-        try:
-            resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
-            for number in range(80):
-                data = bytearray(intact)
-                at = int(noise.integers(0, len(intact)))
-                data[at] ^= 1 << (number % 8)
-                path.write_bytes(data if number % 4 else data[:at])
-                try:
-                    if not indexed:
-                        index(folder, overwrite=True)
-                    found = without_key(sequences.stored(folder))
-                except ShardioError:
-                    continue
-                assert not indexed or found == rows(name)
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def child() -> None:
+        for number in range(80):
+            data = bytearray(intact)
+            at = int(noise.integers(0, len(intact)))
+            data[at] ^= 1 << (number % 8)
+            path.write_bytes(data if number % 4 else data[:at])
+            try:
+                if not indexed:
+                    index(folder, overwrite=True)
+                found = without_key(sequences.stored(folder))
+            except ShardioError:
+                continue
+            assert not indexed or found == rows(name)
+
+    assert in_child(child, 8 << 30) == 0
 
 
 def test_the_commands_take_it(tmp_path: Path) -> None:

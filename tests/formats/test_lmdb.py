@@ -8,7 +8,6 @@ import mmap
 import os
 import pickle
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -23,10 +22,11 @@ import pytest
 import xxhash
 from support import LIMIT_S
 from support.conformance import FIELDS, SAMPLES, FormatConformance, by_hold, same, same_all
+from support.forging import in_child
 from support.naive_reader import naive_reader, untagged
 from support.packing import grouped
+from support.small_datasets import flip
 from support.trees import content, environment, images, plant, shardio
-from torch.utils.data import DataLoader
 
 from shardio import ShardDataset, Storage, Writer, pack
 from shardio.dataset import sequence as sequences
@@ -242,21 +242,6 @@ def test_jobs_parts_and_repeated_runs_give_the_same_bytes(source: Path, tmp_path
     assert all(name.endswith(b".lmdb") or name == b"manifest.json" for name in wanted)
 
 
-def test_the_same_samples_in_the_same_order_as_record_shards(source: Path, tmp_path: Path) -> None:
-    build(source, tmp_path / "lmdb")
-    build(source, tmp_path / "record", format="record")
-    ours, others = (sequences.stored(tmp_path / name) for name in ("lmdb", "record"))
-    assert same_all(ours, others)
-    assert ours.manifest.shard_records.tolist() == others.manifest.shard_records.tolist()
-    assert ours.manifest.dataset_id != others.manifest.dataset_id
-    options = {"decode": len, "batch_size": 4, "shuffle_buffer": 10, "seed": 1}
-    orders = [
-        [batch["label"].tolist() for batch in ShardDataset(tmp_path / name, **options)]
-        for name in ("lmdb", "record")
-    ]
-    assert orders[0] == orders[1]
-
-
 def test_the_command_line_packs_shows_verifies_and_unpacks_it(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shardio("pack", source, out, "--format", "lmdb", "--max-records", "9")
@@ -266,23 +251,16 @@ def test_the_command_line_packs_shows_verifies_and_unpacks_it(source: Path, tmp_
     assert content(tmp_path / "back") == content(source)
 
 
-def test_an_unfinished_packing_is_resumed(source: Path, tmp_path: Path) -> None:
-    build(source, tmp_path / "one")
-    build(source, tmp_path / "out", part=(1, 2))
-    done = build(source, tmp_path / "out")
-    assert (done.kept, done.built) == (4, 4)
-    assert content(tmp_path / "out") == content(tmp_path / "one")
-
-
 @pytest.mark.parametrize("pages", [0, 1, 2])
-def test_what_a_killed_packer_was_writing_is_removed(
+def test_a_packing_goes_on_and_what_a_killed_packer_was_writing_is_removed(
     source: Path, tmp_path: Path, pages: int
 ) -> None:
     build(source, tmp_path / "one")
     build(source, tmp_path / "out", part=(1, 2))
     torn = LmdbEncoder(Schema(PLAIN), ID, 0).header()[: pages * PAGE]
     (tmp_path / "out" / f".shardio-{'0' * 16}-00003.tmp").write_bytes(torn)
-    build(source, tmp_path / "out")
+    done = build(source, tmp_path / "out")
+    assert (done.kept, done.built) == (4, 4)
     assert content(tmp_path / "out") == content(tmp_path / "one")
 
 
@@ -306,18 +284,6 @@ def test_another_format_is_another_dataset(source: Path, tmp_path: Path) -> None
     assert len(sequences.open(tmp_path / "out")) == 37
     shardio("gc", tmp_path / "out", "--keep", "0s")
     assert not list((tmp_path / "out").glob("*.lmdb"))
-
-
-def test_files_that_are_left_out_are_listed(source: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "src"
-    shutil.copytree(source, folder)
-    (folder / "class0" / "no.jpg").write_bytes(b"no image")
-    for part in (1, 2):
-        build(folder, tmp_path / "parts", part=(part, 2), on_error="skip")
-    commit(tmp_path / "parts")
-    done = build(folder, tmp_path / "one", on_error="skip")
-    assert [key for key, _ in done.rejected] == ["class0/no.jpg"]
-    assert content(tmp_path / "parts") == content(tmp_path / "one")
 
 
 def test_a_writer_writes_it(tmp_path: Path) -> None:
@@ -352,10 +318,6 @@ def packed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def keys(folder: Path) -> list[bytes]:
-    return [values[KEY] for values in sequences.stored(folder)]
-
-
 def run(program: str, *arguments: Any) -> str:
     """A program in a process of its own: a signal is a failure."""
     done = subprocess.run(
@@ -369,82 +331,16 @@ def run(program: str, *arguments: Any) -> str:
     return done.stdout
 
 
-def looks(folder: Path) -> dict[Path, tuple[int, ...]]:
-    """What would tell that somebody wrote here, in each file."""
-    found = {path: path.stat() for path in (folder, *folder.iterdir())}
-    return {path: (s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in found.items()}
-
-
-def test_reading_neither_maps_nor_locks_nor_writes(packed: Path) -> None:
-    before = looks(packed)
-    program = """
-import sys
-import shardio
-data = shardio.open(sys.argv[1], decode=None)
-assert [data[i] for i in range(len(data))] == list(data)
-assert ".lmdb" not in open("/proc/self/maps").read()
-assert "lmdb" not in sys.modules
-"""
-    run(program, packed)
-    assert looks(packed) == before
-
-
-def test_it_reads_on_a_read_only_file_system(packed: Path, tmp_path: Path) -> None:
-    mount = ["unshare", "-rm", "sh", "-c"]
-    script = 'mount --bind "$0" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'
-    if (
-        not shutil.which("unshare")
-        or subprocess.run([*mount, script, packed, tmp_path, "true"]).returncode
-    ):
-        pytest.skip("no user namespaces here: a read-only mount cannot be made")
-    program = """
-import os, sys
-import shardio
-try:
-    open(os.path.join(sys.argv[1], "x"), "w")
-except OSError as error:
-    assert error.errno == 30, error
-else:
-    raise AssertionError("it is writable")
-print(len(list(shardio.open(sys.argv[1], decode=None))))
-"""
-    done = subprocess.run(
-        [*mount, script, packed, tmp_path, sys.executable, "-c", program, tmp_path],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=LIMIT_S,
-    )
-    assert (done.returncode, done.stdout) == (0, "37\n"), done.stderr
-
-
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_workers_read_what_the_parent_has_open(packed: Path, method: str) -> None:
-    dataset = ShardDataset(
-        packed, decode=len, batch_size=4, shuffle_buffer=10, fields=(KEY, "label")
-    )
-    alone = [list(batch[0]) for batch in dataset]
-    opened = sequences.stored(packed)
-    wanted = list(opened)  # its shards are open now
-    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=method)
-    for epoch in range(2):
-        dataset.set_epoch(0)
-        assert [list(batch[0]) for batch in loader] == alone, epoch
-        assert same_all(opened, wanted)
-
-
 def test_a_child_of_a_fork_may_close_what_its_parent_reads(packed: Path) -> None:
     opened = sequences.stored(packed)
     wanted = list(opened)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            code = 0 if same_all(opened, wanted) else 2
-            del opened
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def child() -> None:
+        nonlocal opened
+        assert same_all(opened, wanted)
+        del opened
+
+    assert in_child(child) == 0
     assert same_all(opened, wanted)
 
 
@@ -465,53 +361,6 @@ def test_one_file_may_be_open_many_times_and_in_lmdb_too(packed: Path, tmp_path:
         assert txn.get(bytes(4)) is not None
         for shard in shards:
             shard.close()
-
-
-@pytest.mark.slow  # as test_every_format.py has it, where children are smaller
-def test_killed_readers_leave_nothing(packed: Path) -> None:
-    for _ in range(130):
-        child = os.fork()
-        if child == 0:
-            try:
-                next(iter(sequences.stored(packed)))
-            finally:
-                os.kill(os.getpid(), signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert len(keys(packed)) == 37
-    assert not list(packed.glob("*lock*"))
-
-
-def test_a_file_cut_short_while_it_is_read_is_damage_and_no_signal(
-    packed: Path, tmp_path: Path
-) -> None:
-    program = """
-import os, sys
-import shardio
-from shardio.errors import DamageError
-folder = sys.argv[1]
-data = shardio.open(folder, decode=None)
-right = list(data)
-for size in (100_000, 8192, 4096, 1, 0):
-    for name in os.listdir(folder):
-        if name.endswith(".lmdb"):
-            os.truncate(os.path.join(folder, name), size)
-    found = 0
-    for i in range(len(data)):
-        try:
-            assert data[i] == right[i]
-        except DamageError:
-            found += 1
-    assert found >= len(data) - 40 if size > 8192 else found == len(data), (size, found)
-    try:
-        list(shardio.open(folder, decode=None))
-    except DamageError as error:
-        assert ".lmdb" in str(error)
-    else:
-        raise AssertionError(size)
-"""
-    folder = tmp_path / "copy"
-    shutil.copytree(packed, folder)
-    run(program, folder)
 
 
 def test_values_beyond_4_gib_lie_where_their_sizes_say() -> None:
@@ -625,14 +474,6 @@ def test_databases_of_lmdb_1_0_are_refused_with_the_way_out(tmp_path: Path) -> N
 
 
 # --- damage ---------------------------------------------------------------------------------------
-
-
-def flip(path: Path, at: int, bits: int = 1) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        [byte] = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte ^ bits]))
 
 
 def outcome(path: Path, info: ShardInfo, samples: Sequence[Any], **options: Any) -> bool:

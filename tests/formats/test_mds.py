@@ -1,17 +1,11 @@
-"""MosaicML MDS: files by mosaicml-streaming, every encoding, lists, compression, damage."""
+"""MosaicML MDS: files by mosaicml-streaming, every encoding, lists of shards, damage."""
 
-import bz2
-import gzip
 import json
 import math
 import random
 import re
 import shutil
 import struct
-import sys
-import tracemalloc
-from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,92 +13,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.conformance import FormatConformance, same, same_all
+from support.conformance import IndexedConformance, same, same_all
 from support.conformance import sample as make_sample
+from support.forging import memory_below
+from support.mds_writer import COLUMNS, NAMES, build, encode, read, samples, save, shards
 
 import shardio
 from shardio.dataset import sequence as sequences
-from shardio.errors import DamageError, DependencyError, ShardioError, SourceError
-from shardio.formats.base import Opening, ShardInfo
+from shardio.errors import DamageError, ShardioError, SourceError
 from shardio.formats.foreign import base as foreign
 from shardio.formats.foreign import mds
-from shardio.formats.foreign.base import ForeignShard
 from shardio.formats.foreign.mds import MdsFile
-from shardio.formats.index import checksum, key_hash
-from shardio.formats.sample import Schema
 from shardio.names import KEY
 from shardio.packing import index as indexing
 from shardio.storage.location import locate
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "mds"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
-ID = bytes(range(16))
-NAMES = r"\.mds(\.(zstd|gz|bz2|br|snappy))?$"  # this format's row in the table
-
-
-# --- a writer that shares no line with the reader -------------------------------------------------
-
-FIXED = {"int": "<q", "int8": "<b", "uint8": "<B", "uint32": "<I", "float64": "<d"}
-
-
-def encode(kind: str, value: Any) -> bytes:
-    if kind in FIXED:
-        return struct.pack(FIXED[kind], value)
-    if kind == "ndarray":
-        number = {"|u1": 8, "<i4": 33}[value.dtype.str]
-        shape = np.array(value.shape, "<u8").tobytes()
-        return bytes([number, value.ndim << 2 | 3]) + shape + value.tobytes()
-    if kind == "json":
-        return json.dumps(value).encode()
-    return value.encode() if isinstance(value, str) else bytes(value)
-
-
-def build(
-    columns: Mapping[str, str], samples: Sequence[Mapping[str, bytes]], **change: Any
-) -> tuple[bytes, dict[str, Any]]:
-    """The bytes of a shard of encoded values, and its row in index.json. change: its description.
-
-    The order of `columns` is that of the shard.
-    """
-    sizes = [struct.calcsize(FIXED[kind]) if kind in FIXED else None for kind in columns.values()]
-    described = {
-        "column_encodings": list(columns.values()),
-        "column_names": list(columns),
-        "column_sizes": sizes,
-        "compression": None,
-        "format": "mds",
-        "hashes": [],
-        "size_limit": None,
-        "version": 2,
-    } | change
-    text = change["text"] if "text" in change else json.dumps(described).encode()
-    records = []
-    for values in samples:
-        taken = [values[name] for name in columns]
-        variable = [len(one) for one, size in zip(taken, sizes, strict=True) if size is None]
-        records.append(struct.pack(f"<{len(variable)}I", *variable) + b"".join(taken))
-    at = 4 + 4 * (len(records) + 1) + len(text)
-    head = struct.pack("<II", len(records), at)
-    for one in records:
-        at += len(one)
-        head += struct.pack("<I", at)
-    data = head + text + b"".join(records)
-    row = described | {
-        "samples": len(records),
-        "raw_data": {"basename": "", "bytes": len(data), "hashes": {}},
-        "zip_data": None,
-    }
-    return data, row
-
-
-def save(folder: Path, shards: Mapping[str, tuple[bytes, dict[str, Any]]], **change: Any) -> None:
-    """Shards and their list, in a folder."""
-    folder.mkdir(exist_ok=True, parents=True)
-    rows = []
-    for name, (data, row) in shards.items():
-        (folder / name).write_bytes(data)
-        rows.append(row | {"raw_data": row["raw_data"] | {"basename": name}})
-    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": rows} | change))
 
 
 def one(folder: Path, kind: str, value: bytes, **change: Any) -> Any:
@@ -112,26 +37,6 @@ def one(folder: Path, kind: str, value: bytes, **change: Any) -> Any:
     save(folder, {"shard.00000.mds": build({"x": kind}, [{"x": value}], **change)})
     [values] = read(folder, "shard.00000.mds")
     return values["x"]
-
-
-def read(folder: Path, name: str) -> list[dict[str, Any]]:
-    """All samples of a shard, by the layout alone, as they are indexed and once they are."""
-    storage = locate(folder)
-    file = MdsFile(storage, name)
-    again = None
-    try:
-        ranges = list(file.scan())
-        data = [file.read(at, size) for at, size in ranges]
-        found = [file.values(held, i) for i, held in enumerate(data)]
-        again = MdsFile(storage, name, file.extra())
-        for i, (at, size) in enumerate(ranges):
-            assert again.read(at, size) == data[i]
-            assert same(again.values(data[i], i), found[i])
-        return found
-    finally:
-        file.close()
-        if again is not None:
-            again.close()
 
 
 def refused(folder: Path, match: str, kind: str, value: bytes) -> None:
@@ -247,9 +152,10 @@ def test_sizes_and_sums_in_the_manifest_are_those_of_the_compressed_files(tmp_pa
     assert (found.records, found.damages) == (8, [])
 
 
-class TestMdsConformance(FormatConformance):
+class TestMdsConformance(IndexedConformance):
     """The key is a column; there is no None but in json, no bool but there, no empty array."""
 
+    FILE = MdsFile
     COLUMNS = (  # not in the order of the fields, nor of their names
         ("label", "int"),
         ("flipped", "json"),
@@ -262,8 +168,8 @@ class TestMdsConformance(FormatConformance):
         ("meta", "json"),
     )
 
-    @staticmethod
-    def plain(number: int, size: int = 100) -> dict[str, Any]:
+    @classmethod
+    def sample(cls, number: int, size: int = 100) -> dict[str, Any]:
         made = make_sample(4 * number, size) | {"__key__": make_sample(number)[KEY]}
         made["mask"] = np.full((1 + number % 3, 4), number, "<i4")
         made["meta"] = {"number": number, "parts": [None, 0.5, {"x": [number]}]}
@@ -272,48 +178,16 @@ class TestMdsConformance(FormatConformance):
 
     def build(self, folder: Path, fields: Any, samples: Any) -> Path:
         columns = dict(self.COLUMNS)
-        self.row = [
-            {name: encode(kind, given[name]) for name, kind in columns.items()} for given in samples
+        rows = [
+            {name: encode(kind, one[name]) for name, kind in columns.items()} for one in samples
         ]
-        name = "shard.00000.mds"
-        save(folder, {name: build(columns, self.row)})
-        storage = locate(folder)
-        file = MdsFile(storage, name)
-        ranges = list(file.scan())
-        body = foreign.dump(
-            0,
-            ID,
-            ranges,
-            [checksum(file.read(at, size)) for at, size in ranges],
-            [key_hash(given[KEY]) for given in samples],
-            {
-                name: [given[name] for given in samples]
-                for name, kind in fields
-                if kind in ("int", "float", "bool")
-            },
-            file.extra(),
-        )
+        path = folder / "shard.00000.mds"
+        save(folder, {path.name: build(columns, rows)})
+        file = MdsFile(locate(folder), path.name)
+        ranges, extra = list(file.scan()), file.extra()
         file.close()
-        sealed = int.from_bytes(body[-8:], "little")
-        (folder / foreign.sidecar_name(0, sealed)).write_bytes(body)
-        self.info = ShardInfo(name, 0, len(samples), file.size, bytes(32), sealed)
-        self.schema = Schema(fields)
-        return folder / name
-
-    def open(self, path: Path) -> ForeignShard:
-        storage = locate(path.parent)
-        return ForeignShard(MdsFile, Opening(storage, storage, ID, self.schema, {}), self.info)
-
-    def test_large_and_small_records_mix(self, tmp_path: Path) -> None:
-        sizes = [0, 1, 400_000, 7, 16_384, *[900] * 100, 300_000, 5]
-        samples = [self.plain(number, size) for number, size in enumerate(sizes)]
-        shard = self.open(self.build(tmp_path, self.FIELDS, samples))
-        assert same_all(shard.scan(0, shard.records), samples)
-        assert same_all((shard.read(i) for i in range(shard.records)), samples)
-        shard.close()
-
-
-TestMdsConformance.SAMPLES = [TestMdsConformance.plain(number) for number in range(40)]
+        self.seal(path, fields, samples, ranges, extra)
+        return path
 
 
 # --- values ---------------------------------------------------------------------------------------
@@ -493,22 +367,6 @@ def test_what_an_independent_writer_wrote_is_what_is_read(
 
 # --- the description, and the list of shards ------------------------------------------------------
 
-COLUMNS = {"image": "jpeg", "label": "int", "text": "str"}
-
-
-def samples(count: int, at: int = 0) -> list[dict[str, bytes]]:
-    return [
-        {"image": b"\xff\xd8\xff%d" % i, "label": struct.pack("<q", i), "text": b"t%d" % i}
-        for i in range(at, at + count)
-    ]
-
-
-def shards(count: int = 3, columns: Mapping[str, str] = COLUMNS) -> dict[str, Any]:
-    return {
-        f"shard.{i:05d}.mds": build(columns, samples(i + 2, 10 * i), size_limit=i)
-        for i in range(count)
-    }
-
 
 @pytest.mark.parametrize(
     ("change", "match"),
@@ -603,13 +461,11 @@ def test_a_sparse_file_that_claims_many_samples_allocates_nothing(tmp_path: Path
         file.seek(first - 4)
         file.write(struct.pack("<I", size) + text)
         file.truncate(size)
-    tracemalloc.start()
-    try:
-        with pytest.raises(DamageError, match="byte 8: record 0 is said to be at"):
-            read(tmp_path, "s.mds")
-        assert tracemalloc.get_traced_memory()[1] < 16 << 20
-    finally:
-        tracemalloc.stop()
+    with (
+        memory_below(16 << 20),
+        pytest.raises(DamageError, match="byte 8: record 0 is said to be at"),
+    ):
+        read(tmp_path, "s.mds")
 
 
 def test_what_index_json_says_is_compared_with_the_shard(tmp_path: Path) -> None:
@@ -728,143 +584,6 @@ def test_no_index_json_is_needed_once_it_is_indexed(tmp_path: Path) -> None:
     labels = [again.values(again.read(*one), i)["label"] for i, one in enumerate(ranges)]
     assert labels == [0, 1]
     again.close()
-
-
-# --- compressed shards ----------------------------------------------------------------------------
-
-
-def pack_zstd(data: bytes, **options: Any) -> bytes:
-    zstandard = pytest.importorskip("zstandard")
-    return bytes(zstandard.ZstdCompressor(**options).compress(data))
-
-
-PACK = {"gz": partial(gzip.compress, mtime=0), "bz2": bz2.compress, "zstd": pack_zstd}
-
-
-def save_zipped(folder: Path, ending: str, zipped: bytes, row: dict[str, Any]) -> str:
-    name = "shard.00000.mds"
-    listed = row | {
-        "raw_data": row["raw_data"] | {"basename": name},
-        "zip_data": {"basename": f"{name}.{ending}", "bytes": len(zipped), "hashes": {}},
-    }
-    folder.mkdir(exist_ok=True)
-    (folder / f"{name}.{ending}").write_bytes(zipped)
-    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [listed]}))
-    return f"{name}.{ending}"
-
-
-@pytest.mark.parametrize("ending", list(PACK))
-def test_a_compressed_shard_is_held_inflated(tmp_path: Path, ending: str) -> None:
-    data, row = build(COLUMNS, samples(50))
-    zipped = PACK[ending](data)
-    name = save_zipped(tmp_path, ending, zipped, row)
-    assert [values["label"] for values in read(tmp_path, name)] == list(range(50))
-    file = MdsFile(locate(tmp_path), name)
-    assert (file.size, file.end) == (len(zipped), len(data))
-    assert file.read(3, 90) == data[3:93]
-    file.will_need(0, len(data))
-    file.scattered()
-    with pytest.raises(DamageError, match=f"inflated, it ends at byte {len(data)}, expected 2 "):
-        file.read(len(data) - 1, 2)
-    file.close()
-    file.close()
-    with pytest.raises(DamageError):
-        file.read(0, 1)
-
-
-def test_a_frame_of_zstd_that_does_not_state_its_size_is_read(tmp_path: Path) -> None:
-    data, row = build(COLUMNS, samples(50))
-    zipped = pack_zstd(data, write_content_size=False)
-    name = save_zipped(tmp_path, "zstd", zipped, row)
-    assert len(read(tmp_path, name)) == 50
-    name = save_zipped(tmp_path, "zstd", pack_zstd(data + b"x", write_content_size=False), row)
-    with pytest.raises(DamageError, match="inflated, it has more bytes, expected"):
-        read(tmp_path, name)
-
-
-def test_the_inflated_file_beside_a_compressed_one_is_the_shard(tmp_path: Path) -> None:
-    data, row = build(COLUMNS, samples(5))
-    name = save_zipped(tmp_path, "gz", gzip.compress(data), row)
-    raw = tmp_path / "shard.00000.mds"
-    raw.write_bytes(data)
-    assert len(read(tmp_path, raw.name)) == 5
-    with pytest.raises(SourceError, match=r"shard.00000.mds is there, too.*Remove one"):
-        read(tmp_path, name)
-    (tmp_path / name).unlink()
-    assert len(read(tmp_path, raw.name)) == 5
-
-
-@pytest.mark.parametrize("ending", list(PACK))
-def test_a_bomb_is_refused_before_it_goes_off(tmp_path: Path, ending: str) -> None:
-    """32 KB that become 256 MB, or claim to: never more than the list says is inflated."""
-    data, row = build(COLUMNS, samples(5))
-    bomb = PACK[ending](data + bytes(64 << 20))
-    name = save_zipped(tmp_path, ending, bomb, row)
-    tracemalloc.start()
-    try:
-        with pytest.raises(DamageError, match=r"cannot be inflated|it has more bytes"):
-            read(tmp_path, name)
-        row["raw_data"]["bytes"] = 2**32 - 1
-        save_zipped(tmp_path, ending, bomb, row)
-        with pytest.raises(SourceError, match="would become 4,294,967,295 in memory"):
-            read(tmp_path, name)
-        assert tracemalloc.get_traced_memory()[1] < 32 << 20
-    finally:
-        tracemalloc.stop()
-
-
-@pytest.mark.parametrize("ending", list(PACK))
-def test_damage_in_a_compressed_shard_is_the_right_bytes_or_an_error(
-    tmp_path: Path, ending: str
-) -> None:
-    data, row = build(COLUMNS, samples(30))
-    zipped = PACK[ending](data)
-    name = save_zipped(tmp_path, ending, zipped, row)
-    right = read(tmp_path, name)
-    file = MdsFile(locate(tmp_path), name)
-    ranges, extra = list(file.scan()), file.extra()
-    sums = [checksum(file.read(*one)) for one in ranges]
-    file.close()
-    rng = random.Random(3)
-    for _ in range(120):
-        damaged = bytearray(zipped)
-        damaged[rng.randrange(len(zipped))] ^= 1 << rng.randrange(8)
-        (tmp_path / name).write_bytes(damaged)
-        try:
-            again = MdsFile(locate(tmp_path), name, extra)
-        except ShardioError:
-            continue
-        for i, (at, size) in enumerate(ranges):
-            held = again.read(at, size)
-            if checksum(held) == sums[i]:  # what ForeignShard compares
-                assert same(again.values(held, i), right[i])
-        again.close()
-    for cut in (0, 1, len(zipped) // 2, len(zipped) - 1):
-        save_zipped(tmp_path, ending, zipped[:cut], row)
-        with pytest.raises(DamageError, match=r"cannot be inflated|inflated, it has"):
-            read(tmp_path, name)
-    for longer in (zipped + b"x", zipped + zipped):
-        save_zipped(tmp_path, ending, longer, row)
-        with pytest.raises(DamageError, match=r"cannot be inflated|inflated, it has"):
-            read(tmp_path, name)
-
-
-def test_a_replaced_file_is_refused_before_it_is_inflated(tmp_path: Path) -> None:
-    data, row = build(COLUMNS, samples(3))
-    name = save_zipped(tmp_path, "gz", gzip.compress(data, mtime=0), row)
-    file = MdsFile(locate(tmp_path), name)
-    extra = file.extra()
-    size = file.size
-    file.close()
-    (tmp_path / name).write_bytes(gzip.compress(data + b"more", mtime=0))
-    with pytest.raises(DamageError, match="when it was indexed"):
-        MdsFile(locate(tmp_path), name, extra, size=size)
-
-
-def test_a_missing_zstandard_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(DependencyError, match=r"'shardio-torch\[mds\]'. Or inflate it: zstd"):
-        read(GOLDEN / "zstd", "shard.00000.mds.zstd")
 
 
 # --- damage ---------------------------------------------------------------------------------------

@@ -5,18 +5,17 @@ import json
 import re
 import resource
 import struct
-import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgpack
-import numpy as np
 import pytest
 import xxhash
 from support.conformance import FIELDS as EVERY_KIND
 from support.conformance import SAMPLES, FormatConformance, by_hold, same, same_all
 from support.conformance import sample as make_sample
+from support.forging import memory_below
 from support.naive_reader import DOCS, naive_reader, untagged
 
 from shardio import native
@@ -400,22 +399,17 @@ def forge(
 def refused(data: bytes, says: str = "written by something else") -> str:
     """The DamageError of a forged shard, opened or read; memory stays small."""
     file = Bytes(data)
-    tracemalloc.start()
-    try:
-        with pytest.raises(DamageError) as caught:
-            shard = RecordShard(file, dataset_id=ID)
-            messages = []
-            for number in range(min(shard.records, 3)):
-                for read in readings(shard, number):
-                    with pytest.raises(DamageError) as damage:
-                        read()
-                    messages.append(str(damage.value))
-            assert messages, "a forged shard without records was accepted"
-            assert all(says in message for message in messages), messages
-            raise damage.value
-        assert tracemalloc.get_traced_memory()[1] < 64 << 20
-    finally:
-        tracemalloc.stop()
+    with memory_below(64 << 20), pytest.raises(DamageError) as caught:
+        shard = RecordShard(file, dataset_id=ID)
+        messages = []
+        for number in range(min(shard.records, 3)):
+            for read in readings(shard, number):
+                with pytest.raises(DamageError) as damage:
+                    read()
+                messages.append(str(damage.value))
+        assert messages, "a forged shard without records was accepted"
+        assert all(says in message for message in messages), messages
+        raise damage.value
     assert file.most <= len(data)
     assert str(caught.value).startswith("here.shard: ")
     return str(caught.value)
@@ -562,13 +556,11 @@ def test_hostile_records_are_refused_by_every_way_of_reading(data: bytes) -> Non
 def test_a_bomb_of_empty_maps_where_an_int_belongs_is_refused() -> None:
     bomb = b"\x93\xc4\x01k\x00\xdd" + struct.pack(">I", 600_000) + b"\x80" * 600_000
     shard = RecordShard(Bytes(forge([record(bomb)])))
-    tracemalloc.start()
-    try:
-        with pytest.raises(DamageError, match="its head does not fit the fields"):
-            shard.read(0)
-        assert tracemalloc.get_traced_memory()[1] < 64 << 20
-    finally:
-        tracemalloc.stop()
+    with (
+        memory_below(64 << 20),
+        pytest.raises(DamageError, match="its head does not fit the fields"),
+    ):
+        shard.read(0)
 
 
 @pytest.mark.parametrize("length", [0, *NUMBERS])
@@ -645,13 +637,9 @@ def test_a_json_field_may_hold_what_a_head_can() -> None:
     fields = [[KEY, "key"], ["x", "json"]]
     count = MAX_HEAD - 100
     head = b"\x92\xc4\x01k\xdd" + struct.pack(">I", count) + b"\x80" * count
-    tracemalloc.start()
-    try:
+    with memory_below(100 << 20):
         shard = RecordShard(Bytes(forge([record(head)], fields=fields)))
         assert len(shard.read(0)["x"]) == count
-        assert tracemalloc.get_traced_memory()[1] < 100 << 20
-    finally:
-        tracemalloc.stop()
 
 
 def test_a_sparse_file_that_claims_a_huge_index_allocates_nothing(tmp_path: Path) -> None:
@@ -682,48 +670,6 @@ def test_a_key_that_is_not_the_one_of_the_index_is_refused() -> None:
 
 
 # --- writing ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("values", "dtype"),
-    [
-        ([0, 255], "|u1"),
-        ([0, 256], "<u2"),
-        ([-1, 127], "|i1"),
-        ([-1, 128], "<i2"),
-        ([-1, 2**31], "<i8"),
-        ([0, 2**32], "<u8"),
-        ([0, 2**64 - 1], "<u8"),
-        ([-(2**63), 0], "<i8"),
-        ([None, None], "|u1"),
-        ([None, 300], "<u2"),
-    ],
-)
-def test_columns_have_the_smallest_width_that_holds_them(values: list[Any], dtype: str) -> None:
-    samples = [{KEY: b"k", "image": None, "label": value} for value in values]
-    data, info = write(samples)
-    column = RecordShard(Bytes(data), info, ID).columns["label"]
-    assert column.dtype.str == dtype
-    assert column.tolist() == values
-
-
-@pytest.mark.parametrize(
-    ("values", "dtype"),
-    [
-        ([0.5, -0.0], "<f4"),
-        ([float("nan"), float("inf")], "<f4"),
-        ([0.1, 1.0], "<f8"),
-        ([1e300, 1e-300], "<f8"),
-        ([None, 1.5], "<f4"),
-    ],
-)
-def test_float_columns_are_exact(values: list[Any], dtype: str) -> None:
-    samples = [{KEY: b"k", "x": value} for value in values]
-    with np.errstate(all="raise"):  # a caller's setting changes nothing
-        data, info = write(samples, [(KEY, "key"), ("x", "float")])
-    column = RecordShard(Bytes(data), info, ID).columns["x"]
-    assert column.dtype.str == dtype
-    assert same(np.ma.filled(column, 0).tolist(), [0.0 if v is None else v for v in values])
 
 
 def test_a_column_that_no_integer_type_holds_is_left_out() -> None:

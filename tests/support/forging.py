@@ -1,11 +1,21 @@
-"""Values that nobody wrote: one junk value in a tree of dicts, lists and arrays, somewhere."""
+"""Values that nobody wrote, and what reads them: in little memory, or in a process of its own.
+
+`change` puts one junk value into a tree of dicts, lists and arrays, somewhere.
+"""
 
 import copy
+import os
 import random
-from collections.abc import Iterator
+import resource
+import signal
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+
+from support import LIMIT_S
 
 Path = tuple[Any, ...]
 
@@ -44,3 +54,33 @@ def _put(value: Any, path: Path, new: list[Any] | None) -> Any:
     else:
         value[at] = new[0]
     return value
+
+
+@contextmanager
+def memory_below(limit: int) -> Iterator[None]:
+    """Fail where the block holds as many bytes as the limit at once."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < limit
+    finally:
+        tracemalloc.stop()
+
+
+def in_child(work: Callable[[], object], memory: int | None = None) -> int:
+    """Return the exit status of a fork that does this; negative: the signal that ended it.
+
+    memory: bytes that the child can have at most.
+    """
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        signal.alarm(LIMIT_S)  # a child that waits for ever fails the test, rather than hang it
+        try:
+            if memory is not None:
+                resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

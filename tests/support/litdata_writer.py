@@ -26,11 +26,14 @@ def chunk(items: Sequence[bytes]) -> bytes:
     return struct.pack(f"<{len(offsets) + 1}I", len(items), *offsets) + b"".join(items)
 
 
-def save(folder: Path, formats: Mapping[str, str], items: Sequence[bytes], **config: Any) -> Path:
-    """One chunk of items, and its index.json."""
-    path, data = folder / "chunk-0-0.bin", chunk(items)
-    path.write_bytes(data)
+def save(folder: Path, formats: Mapping[str, str], *parts: Sequence[bytes], **config: Any) -> Path:
+    """A chunk of each part's items, and index.json; the path of the first chunk."""
+    rows = []
+    for number, items in enumerate(parts):
+        path, data = folder / f"chunk-0-{number}.bin", chunk(items)
+        path.write_bytes(data)
+        row = {"filename": path.name, "chunk_size": len(items), "chunk_bytes": len(data)}
+        rows.append(row | {"dim": None})
     given = {"data_format": [*formats.values()], "data_spec": spec(*formats), "compression": None}
-    row = {"filename": path.name, "chunk_size": len(items), "chunk_bytes": len(data), "dim": None}
-    (folder / "index.json").write_text(json.dumps({"chunks": [row], "config": given | config}))
-    return path
+    (folder / "index.json").write_text(json.dumps({"chunks": rows, "config": given | config}))
+    return folder / "chunk-0-0.bin"
