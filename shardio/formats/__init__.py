@@ -30,7 +30,7 @@ from .foreign.tfrecord import TFRecordFile
 from .foreign.tfrecord_writer import TFRecord
 from .foreign.webdataset import TarFile
 from .foreign.webdataset_writer import WebDataset
-from .foreign.writer import Target
+from .foreign.writer import FormatWriter
 from .lmdb import START, LmdbEncoder, LmdbShard
 from .manifest import SUFFIXES
 from .record import ATTEMPTS, MAGIC, RecordEncoder, RecordShard, most_of_end
@@ -73,7 +73,7 @@ class ForeignFormat:
 
     file: type[ForeignFile]
     names: str  # pattern of their names, compressed ones too: refused with what converts them
-    writer: type[Target] | None = None  # exports; None: shardio does not write it
+    writer: type[FormatWriter] | None = None  # exports; None: shardio does not write it
     exported_as: str = ""  # where that is not the format's name
     shard: type[ForeignShard] = ForeignShard
 
@@ -181,7 +181,7 @@ def check_foreign(name: str) -> str:
     return name
 
 
-def exporter(name: str) -> type[Target]:
+def exporter(name: str) -> type[FormatWriter]:
     """Return the class that exports to this format. Raises OptionError."""
     if name not in EXPORTED:
         raise OptionError(

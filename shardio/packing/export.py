@@ -26,7 +26,7 @@ from ..dataset import sequence
 from ..dataset.sequence import ShardSequence
 from ..errors import ExistsError, OptionError, printable, there_are
 from ..formats import exporter, manifest
-from ..formats.foreign.writer import Again, Field, Plan, Target
+from ..formats.foreign.writer import ExportSpec, Field, FormatWriter, RestartExport
 from ..formats.manifest import Manifest
 from ..machine import processors
 from ..names import KEY, file_name, from_file_name, key_bytes
@@ -150,8 +150,8 @@ def export(
     by_number = keys == "number"
     request = _Request(target, format, kind, datasets, selected, shard_size, by_number, progress)
     what, before = request.seal(), receipt.load(target)
-    if overwrite and kind.ours is not None:
-        _refuse_others(target, _places(kind, datasets), kind.ours, before)
+    if overwrite and kind.own_files is not None:
+        _refuse_others(target, _places(kind, datasets), kind.own_files, before)
     if chosen.chosen is None:
         if executor is not None:
             call: dict[str, Any] = {"format": format, "fields": fields, "keys": keys}
@@ -183,7 +183,7 @@ def _export(request: _Request, what: str, before: Receipt, overwrite: bool, part
             kind.describe(staging.path)
             written = _files(staging.path)
             done.files, done.bytes = len(written), sum(written.values())
-            listed = written if kind.ours is not None or resumed else ()
+            listed = written if kind.own_files is not None or resumed else ()
             note = receipt.of_files(what, staging.path, listed)
             begun = note.begun(os.path.basename(staging.path), before)
             if resumed and not overwrite:
@@ -191,13 +191,13 @@ def _export(request: _Request, what: str, before: Receipt, overwrite: bool, part
             begun.save(target)
             staging.commit()
             break
-        except Again:
+        except RestartExport:
             continue
         finally:
             staging.discard()
     if overwrite:
         done.removed = _remove_older(target, before, written)
-    if kind.ours is None:
+    if kind.own_files is None:
         local.remove(os.path.join(target, receipt.NAME))
     else:
         note.save(target)
@@ -214,13 +214,13 @@ class _Request:
 
     target: str
     format: str
-    kind: type[Target]
+    kind: type[FormatWriter]
     datasets: Mapping[str, ShardSequence]  # by split
     fields: Mapping[str, tuple[list[Field], Field | None]]  # fields of each, and its key
     shard_size: int | None
     numbered: bool
     progress: Progress | None
-    learned: dict[str, str] = field(default_factory=dict)  # what `Again` was raised for
+    learned: dict[str, str] = field(default_factory=dict)  # what `RestartExport` was raised for
 
     def seal(self) -> str:
         """Return what tells this export from others, so that a killed one is gone on with."""
@@ -232,14 +232,15 @@ class _Request:
         return seal.hexdigest()[:32]
 
 
-def _places(kind: type[Target], splits: Iterable[str]) -> set[str]:
+def _places(kind: type[FormatWriter], splits: Iterable[str]) -> set[str]:
     """Return the folders that an export writes into, below its directory."""
-    places = set(map(kind.place, splits))
-    return places | {""} if kind.place("") else places  # then a file at the top describes them
+    places = set(map(kind.split_folder, splits))
+    # Where a split has no folder of its own, a file at the top describes them all.
+    return places | {""} if kind.split_folder("") else places
 
 
 def _opened(
-    source: Location, target: str, options: Storage, kind: type[Target]
+    source: Location, target: str, options: Storage, kind: type[FormatWriter]
 ) -> dict[str, ShardSequence]:
     """Open all splits of a dataset. Raises OptionError where it lies in the target itself."""
     indexes = manifest.datasets_in(source)
@@ -258,18 +259,18 @@ def _opened(
 
 
 def _write(request: _Request, path: str, done: Exported, chosen: PartOptions) -> None:
-    """Write all splits, or a part of each, into a folder. Raises Again, to begin anew."""
+    """Write all splits, or a part of each, into a folder. Raises RestartExport, to begin anew."""
     rows = {split: chosen.shards_of(len(one)) for split, one in request.datasets.items()}
     total = sum(map(len, rows.values()))
     for split, dataset in request.datasets.items():
-        folder = manifest.split_folder(path, request.kind.place(split))
+        folder = manifest.split_folder(path, request.kind.split_folder(split))
         local.make_directory(folder)
         shown, key = request.fields[split]
         # By URL each key would be a request; a failed export leaves nothing, whenever it fails.
         unknown = request.numbered or dataset.reader.storage.remote
         keys = list if unknown else dataset.stored_keys
         target = request.kind(
-            Plan(
+            ExportSpec(
                 folder,
                 dataset.manifest,
                 shown,
@@ -294,7 +295,7 @@ def _write(request: _Request, path: str, done: Exported, chosen: PartOptions) ->
                 if request.progress is not None:
                     request.progress(done.records + done.without, total)
             target.finish()
-        done.fields |= target.called
+        done.fields |= target.exported_names
         done.notes += [note for note in target.notes if note not in done.notes]
 
 
@@ -352,7 +353,7 @@ def _write_part(request: _Request, name: str, chosen: PartOptions) -> Written:
             written = Written(*counts, done.fields, done.notes, learned, files)
             export_parts.save(staging.path, written)
             return written
-        except Again:
+        except RestartExport:
             staging.discard()
         except BaseException:
             staging.discard()
@@ -383,7 +384,7 @@ def _join_parts(request: _Request, what: str, parts: int, path: str, done: Expor
         assert one is not None
         _add(done, one)
     for split in request.datasets:
-        place = request.kind.place(split)
+        place = request.kind.split_folder(split)
         into = manifest.split_folder(path, place)
         local.make_directory(into)
         request.kind.join([manifest.split_folder(one, place) for one in folders], into, split)
@@ -434,7 +435,7 @@ def _refuse_mixed(target: str, written: Collection[str], begun: Receipt) -> None
 
 
 def _fields(
-    source: Manifest, wanted: Fields | None, kind: type[Target], format: str
+    source: Manifest, wanted: Fields | None, kind: type[FormatWriter], format: str
 ) -> tuple[list[Field], Field | None]:
     """Return the fields to be written, and the key where it is to be one. Raises OptionError."""
     kinds = dict(source.schema.fields)

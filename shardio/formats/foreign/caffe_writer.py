@@ -20,28 +20,28 @@ from ...errors import DependencyError, OptionError, SampleError, StorageError, p
 from ...names import KEY
 from ..sample import Sample
 from .protobuf import write_varint
-from .writer import Plan, Target, image_and_label, misfit
+from .writer import ExportSpec, FormatWriter, image_and_label, misfit
 
 _COMMIT = 64 << 20  # bytes
 _MAX_KEY = 511  # LMDB's own
 
 
-class Caffe(Target):
+class Caffe(FormatWriter):
     """An LMDB of Caffe that is being written."""
 
-    ours = re.compile(r"data\.mdb")
+    own_files = re.compile(r"data\.mdb")
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
-        self._image, self._label = image_and_label(plan, "lmdb-caffe", ("int",))
-        self.called = {self._image: "data"}
+    def __init__(self, spec: ExportSpec) -> None:
+        super().__init__(spec)
+        self._image, self._label = image_and_label(spec, "lmdb-caffe", ("int",))
+        self.exported_names = {self._image: "data"}
         if self._label is not None:
-            self.called[self._label] = "label"
-        last = max(plan.manifest.records - 1, 0)
+            self.exported_names[self._label] = "label"
+        last = max(spec.manifest.records - 1, 0)
         self._digits = max(8, len(str(last)))  # else keys lose their order
         self._pending: list[tuple[bytes, bytes]] = []
         self._bytes = 0
-        self._folder = plan.folder
+        self._folder = spec.folder
         try:
             self._lmdb = import_module("lmdb")
         except ImportError as error:
@@ -50,14 +50,14 @@ class Caffe(Target):
                 "pip install lmdb"
             ) from None
         # Address space, not a size on the disk; it grows where this is not enough.
-        self._room = 2 * plan.manifest.size + (16 << 10) * plan.manifest.records + (64 << 20)
+        self._room = 2 * spec.manifest.size + (16 << 10) * spec.manifest.records + (64 << 20)
         with self._explained():
             self._environment = self._lmdb.open(
-                plan.folder, map_size=self._room >> 20 << 20, lock=False, sync=False, mode=0o666
+                spec.folder, map_size=self._room >> 20 << 20, lock=False, sync=False, mode=0o666
             )
 
     def add(self, number: int, sample: Sample) -> bool:
-        """Write a record; False if there is nothing of it to write. Raises SampleError, Again."""
+        """Write a record; False if it has nothing to write. Raises SampleError, RestartExport."""
         key = b"%0*d_%b" % (self._digits, number, sample[KEY])
         if len(key) > _MAX_KEY:
             raise OptionError(

@@ -15,31 +15,31 @@ from ...images.filetype import ALL_ENDINGS
 from ...names import KEY, is_name, key_text
 from ..sample import Sample
 from ..tree import Tree, class_bytes, class_folders, is_raw, key_parts, raw_ending
-from .writer import Plan, Target, image_and_label, image_extension, misfit
+from .writer import ExportSpec, FormatWriter, image_and_label, image_extension, misfit
 
 
-class ImageFolder(Target):
+class ImageFolder(FormatWriter):
     """A folder of images that is being written."""
 
     keeps_classes = True
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
-        where = plan.manifest.where
-        self._image, self._label = image_and_label(plan, "imagefolder", ("int",))
-        self.called = {self._image: "files"}
-        self._manifest = plan.manifest
-        self._raw = is_raw(plan.manifest, self._image)
+    def __init__(self, spec: ExportSpec) -> None:
+        super().__init__(spec)
+        where = spec.manifest.where
+        self._image, self._label = image_and_label(spec, "imagefolder", ("int",))
+        self.exported_names = {self._image: "files"}
+        self._manifest = spec.manifest
+        self._raw = is_raw(spec.manifest, self._image)
         self._classes: list[bytes] = []
         if self._label is not None:
-            if plan.manifest.classes is None:
+            if spec.manifest.classes is None:
                 raise OptionError(
                     f"{where}: {printable(self._label)} has no names of classes, which "
                     "folders could have. Leave it out, and the paths are the keys: --fields "
                     f"{printable(self._image)}"
                 )
-            self._classes = [class_bytes(name) for name in plan.manifest.classes]
-            known = zip(plan.manifest.classes, self._classes, strict=True)
+            self._classes = [class_bytes(name) for name in spec.manifest.classes]
+            known = zip(spec.manifest.classes, self._classes, strict=True)
             if odd := [name for name, stored in known if not is_name(key_text(stored))]:
                 raise OptionError(
                     f"{where}: the class {printable(odd[0])!r} cannot be the name of one "
@@ -48,18 +48,18 @@ class ImageFolder(Target):
                 )
             if len(set(self._classes)) < len(self._classes):
                 raise OptionError(f"{where}: two classes have one name, so one folder")
-            self.called[self._label] = "folders"
+            self.exported_names[self._label] = "folders"
             if self._classes != sorted(self._classes):
                 self.notes.append("classes: readers number folders by their names, so not as here")
-        self._tree = Tree(plan.folder, False)
+        self._tree = Tree(spec.folder, False)
         self._filled: set[bytes] = set()  # classes that have a folder
         if self._label is not None:
-            for name in class_folders(plan.manifest):
+            for name in class_folders(spec.manifest):
                 self._tree.folder(self._path(class_bytes(name)))
                 self._filled.add(class_bytes(name))
 
     def add(self, number: int, sample: Sample) -> bool:
-        """Write a record; False if there is nothing of it to write. Raises SampleError, Again."""
+        """Write a record; False if it has nothing to write. Raises SampleError, RestartExport."""
         data = sample[self._image]
         if data is None:
             return False

@@ -33,7 +33,7 @@ from ...names import KEY
 from ...storage.local import Draft, link, token, write_file
 from ..sample import Sample
 from .mds import DTYPES
-from .writer import Again, Plan, Target, columns, is_usual, json_bytes, misfit
+from .writer import ExportSpec, FormatWriter, RestartExport, columns, is_usual, json_bytes, misfit
 
 _INDEX = "index.json"
 _SIZE = 1 << 26  # bytes of a shard: the default of streaming's own writer
@@ -44,19 +44,19 @@ _IMAGES = {"JPEG": "jpeg", "PNG": "png"}
 _NUMBERS = {name: number for number, name in DTYPES.items()}
 
 
-class Mds(Target):
+class Mds(FormatWriter):
     """A folder of MDS shards that is being written."""
 
     shards = True
     keyed = True
-    ours = re.compile(r"shard\.\d{5,}\.mds|index\.json")
+    own_files = re.compile(r"shard\.\d{5,}\.mds|index\.json")
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
-        self._folder, self._learned = plan.folder, plan.learned
-        self._limit = min(plan.shard_size or _SIZE, _LIMIT)
-        self._columns = sorted(columns(plan, "mds"))
-        self.called = {ours: f"{theirs} (none)" for theirs, ours, _ in self._columns}
+    def __init__(self, spec: ExportSpec) -> None:
+        super().__init__(spec)
+        self._folder, self._required_types = spec.folder, spec.required_types
+        self._limit = min(spec.shard_size or _SIZE, _LIMIT)
+        self._columns = sorted(columns(spec, "mds"))
+        self.exported_names = {field: f"{column} (none)" for column, field, _ in self._columns}
         self._encodings: dict[str, str] = {}
         self._config = b""
         self._records: list[bytes] = []
@@ -82,22 +82,24 @@ class Mds(Target):
         self._choose(sample)
 
     def add(self, number: int, sample: Sample) -> bool:
-        """Write a record; False if there is nothing of it to write. Raises SampleError, Again."""
+        """Write a record; False if it has nothing to write. Raises SampleError, RestartExport."""
         if not self._encodings:
             self._choose(sample)
         sizes, values = [], []
-        for _, ours, kind in self._columns:
-            value = sample[ours]
+        for _, field, kind in self._columns:
+            value = sample[field]
             if value is None:
                 raise misfit(
-                    sample, ours, "it is None, which mds does not have; leave it out by --fields"
+                    sample,
+                    field,
+                    "it is None, which mds does not have; leave it out by --fields",
                 )
-            encoding = self._encodings[ours]
-            self._check(ours, kind, encoding, value)
+            encoding = self._encodings[field]
+            self._check(field, kind, encoding, value)
             try:
                 data = _ENCODE[encoding](value)
             except (TypeError, ValueError, struct.error) as error:
-                raise misfit(sample, ours, str(error)) from None
+                raise misfit(sample, field, str(error)) from None
             if encoding not in _FIXED:
                 sizes.append(_U32.pack(len(data)))
             values.append(data)
@@ -125,18 +127,18 @@ class Mds(Target):
         self._records = []
 
     def _choose(self, sample: Sample) -> None:
-        """Choose the encoding of each column, by the first record and what was learned before."""
-        for theirs, ours, kind in self._columns:
+        """Choose the encoding of each column, by the first record and what others required."""
+        for column, field, kind in self._columns:
             encoding = {"key": "str", "float": "float64", "bool": "json", "array": "ndarray"}.get(
                 kind, kind
             )
             if kind == "image":
-                data = sample[ours]
+                data = sample[field]
                 encoding = _IMAGES.get((data and image_type(data[:32])) or "", "bytes")
-            self._encodings[ours] = self._learned.get(ours, encoding)
-            self.called[ours] = f"{theirs} ({self._encodings[ours]})"
-        names = [theirs for theirs, _, _ in self._columns]
-        encodings = [self._encodings[ours] for _, ours, _ in self._columns]
+            self._encodings[field] = self._required_types.get(field, encoding)
+            self.exported_names[field] = f"{column} ({self._encodings[field]})"
+        names = [column for column, _, _ in self._columns]
+        encodings = [self._encodings[field] for _, field, _ in self._columns]
         self._layout = {
             "version": 2,
             "format": "mds",
@@ -149,15 +151,15 @@ class Mds(Target):
         }
         self._config = json.dumps(self._layout, sort_keys=True).encode()
 
-    def _check(self, ours: str, kind: str, encoding: str, value: Any) -> None:
+    def _check(self, field: str, kind: str, encoding: str, value: Any) -> None:
         """Begin anew where the encoding of a column does not fit all records."""
         if kind == "image" and encoding != "bytes":
             fits = _IMAGES.get(image_type(value[:32]) or "") == encoding
         else:
             fits = encoding in ("uint64", "bytes") or is_usual(kind, value)
         if not fits:
-            self._learned[ours] = "uint64" if kind == "int" else "bytes"
-            raise Again
+            self._required_types[field] = "uint64" if kind == "int" else "bytes"
+            raise RestartExport
 
     def _flush(self) -> None:
         name = f"shard.{len(self._described):05d}.mds"

@@ -34,7 +34,17 @@ from ...names import KEY
 from ...storage.local import link, write_file
 from ..sample import Sample
 from .arrow_columns import import_pyarrow
-from .writer import Again, Field, Output, Plan, Target, columns, is_usual, json_bytes, misfit
+from .writer import (
+    ExportSpec,
+    Field,
+    FormatWriter,
+    Output,
+    RestartExport,
+    columns,
+    is_usual,
+    json_bytes,
+    misfit,
+)
 
 README = "README.md"
 FOLDER = "data"
@@ -52,38 +62,38 @@ _UNPRINTED = re.compile(r'["\\\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\uffff]')
 Feature = dict[str, Any]
 
 
-class HubParquet(Target):
+class HubParquet(FormatWriter):
     """A folder of Parquet files that is being written. Raises DependencyError, too."""
 
     shards = True
     keyed = True
     keeps_classes = True
-    ours = re.compile(r"[\w.]+-\d{5,}-of-\d{5,}\.parquet|README\.md")
+    own_files = re.compile(r"[\w.]+-\d{5,}-of-\d{5,}\.parquet|README\.md")
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
+    def __init__(self, spec: ExportSpec) -> None:
+        super().__init__(spec)
         self._arrow = import_pyarrow()
-        self._folder, self._learned = plan.folder, plan.learned
-        self._split = plan.split or "train"
+        self._folder, self._required_types = spec.folder, spec.required_types
+        self._split = spec.split or "train"
         if not _SPLIT.fullmatch(self._split):
             raise OptionError(
-                f"{plan.manifest.where}: the Hub has no split called {printable(self._split)!r}, "
+                f"{spec.manifest.where}: the Hub has no split called {printable(self._split)!r}, "
                 "only letters, digits, _ and dots between them. Export it by itself: it becomes "
                 "the split train"
             )
-        self._paths = _paths(plan.fields)
+        self._paths = _paths(spec.fields)
         joined = set(self._paths.values())
-        fields = [one for one in plan.fields if one.name not in joined]
-        self._columns = columns(replace(plan, fields=fields), "parquet", KEY)
-        self._classes = plan.manifest.classes
-        self._features = {ours: self._feature(ours, kind) for _, ours, kind in self._columns}
-        self._limit = plan.shard_size or _SIZE
+        fields = [one for one in spec.fields if one.name not in joined]
+        self._columns = columns(replace(spec, fields=fields), "parquet", KEY)
+        self._classes = spec.manifest.classes
+        self._features = {field: self._feature(field, kind) for _, field, kind in self._columns}
+        self._limit = spec.shard_size or _SIZE
         self._schema = self._described()
-        self.called = {
-            ours: f"{theirs} ({_type_text(self._features[ours])})"
-            for theirs, ours, _ in self._columns
+        self.exported_names = {
+            field: f"{column} ({_type_text(self._features[field])})"
+            for column, field, _ in self._columns
         }
-        self.called |= {path: f"{name}.path" for name, path in self._paths.items()}
+        self.exported_names |= {path: f"{name}.path" for name, path in self._paths.items()}
         self._rows: list[Sample] = []
         self._bytes = 0  # of these rows
         self._file: Output | None = None
@@ -91,7 +101,7 @@ class HubParquet(Target):
         self._number = 0  # of the next file
 
     @classmethod
-    def place(cls, split: str) -> str:
+    def split_folder(cls, split: str) -> str:
         """Return the folder that the files of a split are in: one for all."""
         return FOLDER
 
@@ -137,19 +147,19 @@ class HubParquet(Target):
         write_file(folder, README, card.encode())
 
     def add(self, number: int, sample: Sample) -> bool:
-        """Write a record; False if there is nothing of it to write. Raises SampleError, Again."""
+        """Write a record; False if it has nothing to write. Raises SampleError, RestartExport."""
         row, size = {}, 0
-        for theirs, ours, kind in self._columns:
-            value = sample[ours]
+        for column, field, kind in self._columns:
+            value = sample[field]
             if value is not None:
-                self._check(sample, ours, kind, value)
-                value = self._written(sample, ours, kind, value)
+                self._check(sample, field, kind, value)
+                value = self._written(sample, field, kind, value)
                 size += _size_of(value)
             if kind == "image" and value is not None:  # a path alone is a file that is elsewhere
-                path = sample[self._paths[ours]] if ours in self._paths else None
+                path = sample[self._paths[field]] if field in self._paths else None
                 value = {"bytes": value, "path": path}
                 size += len(path or "")
-            row[theirs] = value
+            row[column] = value
             size += 8
         if self._rows and (len(self._rows) == _ROWS or self._bytes + size > _GROUP):
             self._flush()
@@ -174,32 +184,32 @@ class HubParquet(Target):
 
     # --- features ---
 
-    def _feature(self, ours: str, kind: str) -> Feature:
-        """Return the feature of a column, by its kind and what was learned."""
-        learned = self._learned.get(ours)
+    def _feature(self, field: str, kind: str) -> Feature:
+        """Return the feature of a column, by its kind and what records required."""
+        required = self._required_types.get(field)
         if kind == "image":
             return {"_type": "Image"}
-        if kind == "int" and ours == "label" and self._classes is not None and not learned:
+        if kind == "int" and field == "label" and self._classes is not None and not required:
             return {"names": list(self._classes), "_type": "ClassLabel"}
         if kind == "array":
-            dtype, _, dimensions = (learned or "float32:1").partition(":")
+            dtype, _, dimensions = (required or "float32:1").partition(":")
             feature = _value(dtype)
             for _ in range(int(dimensions)):
                 feature = {"feature": feature, "_type": "Sequence"}
             return feature
         default = "string" if kind == "key" else "binary"
-        return _value(learned or _VALUES.get(kind, default))
+        return _value(required or _VALUES.get(kind, default))
 
-    def _check(self, sample: Sample, ours: str, kind: str, value: Any) -> None:
+    def _check(self, sample: Sample, field: str, kind: str, value: Any) -> None:
         """Begin anew where the type of a column does not fit all records. Raises SampleError."""
-        known = self._learned.get(ours)
+        known = self._required_types.get(field)
         wider = None
         if kind == "array":
             wider = f"{value.dtype.name}:{value.ndim}"
             if value.dtype.name not in _ARRAYS or not 0 < value.ndim <= _MAX_DIMENSIONS:
                 raise misfit(
                     sample,
-                    ours,
+                    field,
                     f"an array of {value.ndim} dimensions, {value.dtype.name}; parquet has lists "
                     f"of numbers and booleans, of 1 to {_MAX_DIMENSIONS} dimensions",
                 )
@@ -207,34 +217,36 @@ class HubParquet(Target):
                 first, _, dimensions = known.partition(":")
                 raise misfit(
                     sample,
-                    ours,
+                    field,
                     f"an array of {value.ndim} dimensions, {value.dtype.name}, but others have "
                     f"{dimensions}, {first}; a column has one type",
                 )
         elif kind == "int" and value < 0 and known == "uint64":
-            raise misfit(sample, ours, f"{value}, but others are above 2**63 - 1; no type has both")
+            raise misfit(
+                sample, field, f"{value}, but others are above 2**63 - 1; no type has both"
+            )
         elif not is_usual(kind, value):
             wider = "uint64" if kind == "int" else "binary"
         if wider is not None and wider != known:
-            self._learned[ours] = wider
-            raise Again
+            self._required_types[field] = wider
+            raise RestartExport
 
-    def _written(self, sample: Sample, ours: str, kind: str, value: Any) -> Any:
+    def _written(self, sample: Sample, field: str, kind: str, value: Any) -> Any:
         if kind == "array":
             return value
         if kind == "json":
             try:
                 return json_bytes(value).decode()
             except (TypeError, ValueError) as error:
-                raise misfit(sample, ours, str(error)) from None
-        if kind == "key" and ours not in self._learned:
+                raise misfit(sample, field, str(error)) from None
+        if kind == "key" and field not in self._required_types:
             return value.decode("utf-8")
         return value
 
     def _described(self) -> Any:
         """Return the schema, with the features as `datasets` writes them."""
         arrow = self._arrow
-        features = {theirs: self._features[ours] for theirs, ours, _ in self._columns}
+        features = {column: self._features[field] for column, field, _ in self._columns}
         text = json.dumps({"info": {"features": features}})
         types = [(name, _type(arrow, feature)) for name, feature in features.items()]
         return arrow.schema(types, metadata={"huggingface": text})
@@ -299,7 +311,7 @@ def _numbered(names: Sequence[str]) -> dict[str, list[str]]:
 
 def _paths(fields: Sequence[Field]) -> dict[str, str]:
     """Return the field that is the path of each image: NAME.path, unless it has another name."""
-    texts = {one.name for one in fields if one.kind == "str" and one.theirs is None}
+    texts = {one.name for one in fields if one.kind == "str" and one.exported_name is None}
     images = (one.name for one in fields if one.kind == "image")
     return {name: f"{name}.path" for name in images if f"{name}.path" in texts}
 

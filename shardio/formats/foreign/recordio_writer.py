@@ -17,23 +17,23 @@ from ...errors import SampleError, printable
 from ...names import KEY
 from ..sample import Sample
 from .recordio import FIRST, HEADER, LAST, MAGIC, MAGIC_BYTES, MAX_LENGTH, MIDDLE, PART, WHOLE
-from .writer import Plan, ShardTarget, image_and_label, misfit, to_float32
+from .writer import ExportSpec, ShardedWriter, image_and_label, misfit, to_float32
 
 
-class RecordIO(ShardTarget):
+class RecordIO(ShardedWriter):
     """RecordIO files that are being written."""
 
     suffix = ".rec"
     default_size = None
-    ours = re.compile(r"\d{5,}\.(rec|idx)")
+    own_files = re.compile(r"\d{5,}\.(rec|idx)")
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
-        self._image, self._label = image_and_label(plan, "recordio", ("int", "float", "array"))
-        self.called = {self._image: "image"}
+    def __init__(self, spec: ExportSpec) -> None:
+        super().__init__(spec)
+        self._image, self._label = image_and_label(spec, "recordio", ("int", "float", "array"))
+        self.exported_names = {self._image: "image"}
         if self._label is not None:
-            self.called[self._label] = "label"
-            if dict(plan.manifest.schema.fields)[self._label] != "int":
+            self.exported_names[self._label] = "label"
+            if dict(spec.manifest.schema.fields)[self._label] != "int":
                 self.notes.append(f"{self._label}: as float32, the format has no other")
 
     def encode(self, number: int, sample: Sample) -> bytes:

@@ -26,7 +26,15 @@ import numpy as np
 from ..sample import Sample
 from .protobuf import write_varint
 from .tfrecord import checksums, masked
-from .writer import Plan, ShardTarget, check_distinct, columns, json_bytes, misfit, to_float32
+from .writer import (
+    ExportSpec,
+    ShardedWriter,
+    check_distinct,
+    columns,
+    json_bytes,
+    misfit,
+    to_float32,
+)
 
 _BYTES, _FLOATS, _INTS = 0x0A, 0x12, 0x1A
 _LENGTH = struct.Struct("<Q")
@@ -40,38 +48,38 @@ _TO_BYTES: dict[str, Callable[[Any], bytes]] = {  # of kinds that become a Bytes
 }
 
 
-class TFRecord(ShardTarget):
+class TFRecord(ShardedWriter):
     """Raises DependencyError, too, without CRC-32C."""
 
     suffix = ".tfrecord"
     keyed = True
-    ours = re.compile(r"\d{5,}\.(tfrecord|idx)")
+    own_files = re.compile(r"\d{5,}\.(tfrecord|idx)")
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
+    def __init__(self, spec: ExportSpec) -> None:
+        super().__init__(spec)
         self._crc = checksums()[0]
-        self._fields = columns(plan, "tfrecord")
-        shapes = [f"{theirs}/shape" for theirs, _, kind in self._fields if kind == "array"]
-        check_distinct([*(theirs for theirs, _, _ in self._fields), *shapes], "tfrecord")
-        self.called = {ours: theirs for theirs, ours, _ in self._fields}
-        floats = [ours for _, ours, kind in self._fields if kind == "float"]
+        self._fields = columns(spec, "tfrecord")
+        shapes = [f"{column}/shape" for column, _, kind in self._fields if kind == "array"]
+        check_distinct([*(column for column, _, _ in self._fields), *shapes], "tfrecord")
+        self.exported_names = {field: column for column, field, _ in self._fields}
+        floats = [field for _, field, kind in self._fields if kind == "float"]
         if floats:
             self.notes.append(f"{', '.join(floats)}: rounded to float32, the format has no other")
 
     def encode(self, number: int, sample: Sample) -> bytes:
         """Return a record; empty if there is nothing of it. Raises SampleError."""
         entries = bytearray()
-        for theirs, ours, kind in self._fields:
-            value = sample[ours]
+        for column, field, kind in self._fields:
+            value = sample[field]
             if value is None:
                 continue
             try:
-                for name, feature in _features(theirs, kind, value):
+                for name, feature in _features(column, kind, value):
                     entries += _message(
                         0x0A, _message(0x0A, name.encode()) + _message(0x12, feature)
                     )
             except (TypeError, ValueError, OverflowError) as error:
-                raise misfit(sample, ours, str(error)) from None
+                raise misfit(sample, field, str(error)) from None
         data = _message(0x0A, bytes(entries))
         length = _LENGTH.pack(len(data))
         seals = [_CRC.pack(masked(self._crc(part))) for part in (length, data)]

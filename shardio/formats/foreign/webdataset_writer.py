@@ -37,7 +37,15 @@ from ...images.filetype import ALL_ENDINGS
 from ...names import KEY
 from ..sample import Sample
 from .webdataset import INTS, JSONS, TEXTS, split_name
-from .writer import Field, Plan, ShardTarget, check_distinct, image_extension, json_bytes, misfit
+from .writer import (
+    ExportSpec,
+    Field,
+    ShardedWriter,
+    check_distinct,
+    image_extension,
+    json_bytes,
+    misfit,
+)
 
 _DECODED = frozenset(  # webdataset makes something else than bytes of these
     (
@@ -59,31 +67,33 @@ _Member = tuple[bytes, int, int, bytes]  # extension, where its data begins, siz
 _END = 10_240  # tar writes records of 20 blocks, and warns where a file ends otherwise
 
 
-class WebDataset(ShardTarget):
+class WebDataset(ShardedWriter):
     """Tar files that are being written."""
 
     suffix = ".tar"
-    most_behind = _END + 2 * _BLOCK - 1
-    ours = re.compile(r"\d{5,}\.(tar|idx)")
+    max_end_bytes = _END + 2 * _BLOCK - 1
+    own_files = re.compile(r"\d{5,}\.(tar|idx)")
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
-        images = [field for field in plan.fields if field.kind == "image" and field.theirs is None]
+    def __init__(self, spec: ExportSpec) -> None:
+        super().__init__(spec)
+        images = [
+            field for field in spec.fields if field.kind == "image" and field.exported_name is None
+        ]
         main = next((one for one in images if one.name == "image"), None)
         if main is None and len(images) == 1:
             main = images[0]
         self._fields: list[tuple[str, str, str]] = []  # name, kind, extension; "": by content
         self._types: dict[str, set[str]] = {}  # extensions that the content had
-        for field in plan.fields:
+        for field in spec.fields:
             extension = _extension(field, field is main)
             self._fields.append((field.name, field.kind, extension))
-            self.called[field.name] = extension
+            self.exported_names[field.name] = extension
         check_distinct([extension for _, _, extension in self._fields if extension], "webdataset")
         self._has_image = main is not None or any(kind == "image" for _, kind, _ in self._fields)
-        self._all = plan.manifest.schema.fields
+        self._all = spec.manifest.schema.fields
         self._members: list[_Member] = []  # of the record that was encoded last
         self._seen: dict[bytes, bytes] = {}  # keys by their names in the file
-        for key in (keys := plan.keys()):
+        for key in (keys := spec.keys()):
             self._check_key(key)
         self._checked = bool(keys)  # all of them, before any is written
 
@@ -130,7 +140,7 @@ class WebDataset(ShardTarget):
                     )
                 extension += found
                 self._types.setdefault(name, set()).add(extension)
-                self.called[name] = "/".join(sorted(self._types[name]))
+                self.exported_names[name] = "/".join(sorted(self._types[name]))
             try:
                 data = _encoder(kind, extension)(value)
             except (TypeError, ValueError) as error:
@@ -198,13 +208,13 @@ def _unfit(key: bytes) -> str:
 
 def _extension(field: Field, main: bool) -> str:
     """Name a field in the tar file; "" or "NAME." if its content decides the rest."""
-    name, kind, theirs = field
-    if theirs is not None:
-        extension = theirs.lower()
+    name, kind, exported_name = field
+    if exported_name is not None:
+        extension = exported_name.lower()
         if not _EXTENSION.fullmatch(extension):
             raise OptionError(
-                f"{printable(name)}={printable(theirs)}: an extension is letters, digits, and . _ "
-                "+ - within"
+                f"{printable(name)}={printable(exported_name)}: an extension is letters, digits, "
+                "and . _ + - within"
             )
         _encoder(kind, extension, name)
         return extension

@@ -1,8 +1,8 @@
 """The base of the formats that `export` writes, and what several of them share.
 
-A target is made for one dataset and one folder. It says at once, in OptionError, which fields the
-format cannot hold; then it is given the records one by one. It writes into a folder of its own, so
-it need not care for what is there, nor for what is left when it fails.
+A writer is made for one dataset and one folder. It raises OptionError at once if the format cannot
+hold a field; then it is given the records one by one. The folder is empty and nobody else's: a
+writer overwrites nothing, and need not clean up where it fails.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ class Field(NamedTuple):
 
     name: str
     kind: str
-    theirs: str | None = None  # what the user wants it to be called
+    exported_name: str | None = None  # None: the format chooses one
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExportSpec:
     """A request to write one dataset in another format."""
 
-    folder: str  # empty, and its own
+    folder: str  # an empty one, for this export alone
     manifest: Manifest
     fields: Sequence[Field]  # without the key
     key: Field | None  # where the key is to be a field, too
     shard_size: int | None
-    keys: Callable[[], Sequence[bytes]]  # of all records, as they will come; none: it is told then
-    learned: dict[str, str]  # by field, what `Again` was raised for
-    split: str = ""  # which one it is, of a dataset that has some
+    keys: Callable[[], Sequence[bytes]]  # returns those of all records; none: known as they come
+    required_types: dict[str, str]  # by field; a writer adds to them, and raises RestartExport
+    split: str = ""  # the name of the split; "" without splits
 
 
-class Again(Exception):
-    """A record does not fit what was chosen by those before: the target knows now, begin anew."""
+class RestartExport(Exception):
+    """A record does not fit the types that were chosen by earlier ones: begin anew with others."""
 
 
-class Target:
+class FormatWriter:
     """A dataset in another format, being written: the base class of those that write one.
 
     Raises OptionError if the format cannot hold the dataset.
@@ -62,15 +62,15 @@ class Target:
     shards: ClassVar[bool] = False  # the dataset becomes files of a limited size
     keyed: ClassVar[bool] = False  # the key can be one of the fields
     keeps_classes: ClassVar[bool] = False  # the format has a place for the names of classes
-    # Names of its files, where they do not follow from keys.
-    ours: ClassVar[re.Pattern[str] | None] = None
+    # The pattern of its files' names; None: they follow from the keys of records.
+    own_files: ClassVar[re.Pattern[str] | None] = None
 
-    def __init__(self, plan: Plan) -> None:
-        self.notes: list[str] = []  # what is not as it was
-        self.called: dict[str, str] = {}  # the fields, and what they are called there
+    def __init__(self, spec: ExportSpec) -> None:
+        self.notes: list[str] = []  # differences from the dataset, for the user
+        self.exported_names: dict[str, str] = {}  # by field, and types where there are several
 
     @classmethod
-    def place(cls, split: str) -> str:
+    def split_folder(cls, split: str) -> str:
         """Return the folder that the files of a split are in: its own, "" without splits."""
         return split
 
@@ -87,7 +87,7 @@ class Target:
         """Choose by the first record of the dataset, where only a part of it is written."""
 
     def add(self, number: int, sample: Sample) -> bool:
-        """Write a record; False if there is nothing of it to write. Raises SampleError, Again."""
+        """Write a record; False if it has nothing to write. Raises SampleError, RestartExport."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -98,19 +98,19 @@ class Target:
         """Give up what is open."""
 
 
-class ShardTarget(Target):
+class ShardedWriter(FormatWriter):
     """Files 00000.xyz, 00001.xyz ... of records one after another, each with an index beside it."""
 
     shards = True
     suffix: ClassVar[str]
     default_size: ClassVar[int | None] = 256 << 20  # bytes of a file
-    most_behind: ClassVar[int] = 0  # bytes that `end` gives
+    max_end_bytes: ClassVar[int] = 0  # bytes that `end` gives
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
-        self._folder = plan.folder
-        limit = plan.shard_size or self.default_size
-        self._limit = None if limit is None else limit - self.most_behind
+    def __init__(self, spec: ExportSpec) -> None:
+        super().__init__(spec)
+        self._folder = spec.folder
+        limit = spec.shard_size or self.default_size
+        self._limit = None if limit is None else limit - self.max_end_bytes
         self._file: Output | None = None
         self._entries: list[Any] = []
         self._number = 0  # of the next file
@@ -144,7 +144,7 @@ class ShardTarget(Target):
         return b"".join(entries)
 
     def add(self, number: int, sample: Sample) -> bool:
-        """Write a record; False if there is nothing of it to write. Raises SampleError, Again."""
+        """Write a record; False if it has nothing to write. Raises SampleError, RestartExport."""
         data = self.encode(number, sample)
         if not data:
             return False
@@ -224,17 +224,18 @@ def image_extension(data: bytes) -> str | None:
     return None if kind is None else ENDINGS[kind][0]
 
 
-def image_and_label(plan: Plan, format: str, labels: Sequence[str]) -> tuple[str, str | None]:
+def image_and_label(spec: ExportSpec, format: str, labels: Sequence[str]) -> tuple[str, str | None]:
     """Return the fields that are the image and the label, for a format that has just these.
 
     labels: the kinds that its label can have. Raises OptionError for any other field.
     """
-    fields, where = list(plan.fields), plan.manifest.where
+    fields, where = list(spec.fields), spec.manifest.where
     for field in fields:
-        if field.theirs not in (None, "image", "label"):
+        if field.exported_name not in (None, "image", "label"):
             raise OptionError(
                 f"{format} has an image and a label, and no room for {printable(field.name)} as "
-                f"{printable(str(field.theirs))}: name them by --fields image=image,label=label"
+                f"{printable(str(field.exported_name))}: name them by --fields "
+                "image=image,label=label"
             )
     image = _one(fields, "image", ("image", "bytes"))
     if image is None:
@@ -258,8 +259,8 @@ def image_and_label(plan: Plan, format: str, labels: Sequence[str]) -> tuple[str
 def _one(fields: Sequence[Field], role: str, kinds: Sequence[str]) -> Field | None:
     """Find the field of this role: named so by the user, called so, or the only one of its kind."""
     fitting = [field for field in fields if field.kind in kinds]
-    free = [field for field in fitting if field.theirs is None]
-    named = [field for field in fitting if field.theirs == role]
+    free = [field for field in fitting if field.exported_name is None]
+    named = [field for field in fitting if field.exported_name == role]
     named += [field for field in free if field.name == role]
     if named:
         return named[0]
@@ -279,21 +280,21 @@ def _shown(fields: Sequence[Field]) -> str:
     return ", ".join(f"{printable(one.name)} ({one.kind})" for one in fields) or "no fields"
 
 
-def columns(plan: Plan, format: str, key: str = "") -> list[tuple[str, str, str]]:
+def columns(spec: ExportSpec, format: str, key: str = "") -> list[tuple[str, str, str]]:
     """Return what each field is called there, its name here, and its kind; the key first.
 
     key: what its field is called; "": `key`, with as many `_` before it as make it a name of its
     own. Raises OptionError where there is no field, or two have one name.
     """
-    found = [(one.theirs or one.name, one.name, one.kind) for one in plan.fields]
-    if plan.key is not None:
-        name = plan.key.theirs or key or "key"
-        while not (plan.key.theirs or key) and any(name == theirs for theirs, _, _ in found):
+    found = [(one.exported_name or one.name, one.name, one.kind) for one in spec.fields]
+    if spec.key is not None:
+        name = spec.key.exported_name or key or "key"
+        while not (spec.key.exported_name or key) and any(name == column for column, _, _ in found):
             name = f"_{name}"
         found.insert(0, (name, KEY, "key"))
     if not found:
-        raise OptionError(f"{plan.manifest.where}: there is no field to export")
-    check_distinct([theirs for theirs, _, _ in found], format)
+        raise OptionError(f"{spec.manifest.where}: there is no field to export")
+    check_distinct([column for column, _, _ in found], format)
     return found
 
 
