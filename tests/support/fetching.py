@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from shardio.dataset.fetch import Fetch, Rows
 from shardio.dataset.reader import Reader
 from shardio.dataset.reader import read as read_row
@@ -13,6 +15,7 @@ from shardio.order.epoch import Epoch
 from shardio.order.partition import Partition
 from shardio.order.rng import Int64s
 from shardio.storage.location import locate
+from support.small_datasets import payload
 
 
 class Watched:
@@ -137,3 +140,21 @@ def opened(of: Reader) -> None:
         of.shard(shard, scattered=True)
     assert isinstance(of.storage, Watched)
     of.storage.reads.clear()
+
+
+COUNTS = [37, 0, 61, 5, 80, 1, 44]
+
+
+def check(got: list[tuple[int, Sample]], numbers: list[int]) -> None:
+    assert [number for number, _ in got] == numbers
+    for number, sample in got:
+        assert sample == {
+            "__key__": b"k/%06d.jpg" % number,
+            "image": payload(number),
+            "label": number % 3,
+        }
+
+
+ways = pytest.mark.parametrize(
+    "policy", ["page_cache", "in_memory", "in_memory in tiny chunks", "network"], indirect=True
+)
