@@ -1,8 +1,15 @@
 """Fixtures of the tests of datasets."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from support import small_datasets
+from support.scenes import (
+    COUNT,
+    FIELDS,
+    sample,
+)
 
 from shardio.dataset import buffering
 
@@ -25,3 +32,9 @@ def policy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Datasets of tests count as larger than what is read whole before the first batch."""
     monkeypatch.setattr(buffering, "ALL_BYTES", 0)
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("scenes") / "data"
+    return small_datasets.make(out, [4, COUNT - 4], fields=FIELDS, sample=sample, classes=None)

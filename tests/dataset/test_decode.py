@@ -1,10 +1,8 @@
-"""What becomes of a stored sample: decode by field, transforms, map; and what users' errors say."""
+"""What becomes of a stored sample: decode by field, transforms, map; errors name the record."""
 
-import io
 import pickle
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,13 +13,25 @@ import pytest
 import torch
 from PIL import Image
 from support import small_datasets
-from torch._utils import ExceptionWrapper
+from support.scenes import (
+    BUILT_IN,
+    COUNT,
+    FAILING,
+    FIELDS,
+    LOADERS,
+    RAGGED,
+    SIZE,
+    check_planes,
+    ids,
+    png,
+    sample,
+    shown,
+)
 from torch.utils.data import DataLoader
 
 import shardio
 from shardio import (
     CenterCrop,
-    CollateError,
     DecodeError,
     OptionError,
     RandomResizedCrop,
@@ -32,55 +42,6 @@ from shardio.images.decode import pixels
 
 Packed = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
-COUNT = 10
-SIZE = (24, 16)  # width, height: of small_datasets.jpeg
-
-
-def ids(number: int) -> np.ndarray[Any, Any]:
-    """(H, W) uint8: a mask of its own, of ids that no conversion to colours keeps."""
-    y, x = np.mgrid[0 : SIZE[1], 0 : SIZE[0]]
-    mask: np.ndarray[Any, Any] = ((x + number) // 4 + 7 * (y // 4)).astype(np.uint8)
-    return mask
-
-
-def mask(number: int) -> bytes:
-    image = Image.frombytes("P", SIZE, ids(number).tobytes())
-    image.putpalette([v * k % 256 for v in range(256) for k in (3, 5, 7)])
-    return png(image)
-
-
-def depth(number: int) -> bytes:
-    return png(Image.fromarray(ids(number).astype(np.uint16) * 1000))
-
-
-def png(image: Image.Image) -> bytes:
-    out = io.BytesIO()
-    image.save(out, "PNG")
-    return out.getvalue()
-
-
-FIELDS = (
-    *(("__key__", "key"), ("image", "image"), ("mask", "image"), ("depth", "image")),
-    *(("label", "int"), ("boxes", "json")),
-)
-
-
-def sample(number: int) -> dict[str, Any]:
-    return {
-        "__key__": b"k/%02d" % number,
-        "image": small_datasets.jpeg(number),
-        "mask": mask(number),
-        "depth": depth(number),
-        "label": number,
-        "boxes": [{"bbox": [j, j, 4, 4], "label": j} for j in range(number % 4)],
-    }
-
-
-@pytest.fixture(scope="module")
-def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("scenes") / "data"
-    return small_datasets.make(out, [4, COUNT - 4], fields=FIELDS, sample=sample, classes=None)
 
 
 def by_label(batches: Any, name: str) -> dict[int, Any]:
@@ -306,36 +267,6 @@ def test_map_may_make_tuples_of_dicts_and_the_other_way(scenes: Path) -> None:
     assert sorted(y for batch in dicts for y in batch["y"].tolist()) == list(range(COUNT))
 
 
-def test_map_never_sees_valid(scenes: Path) -> None:
-    counts: list[int] = []
-
-    def note(item: Any) -> Any:
-        counts.append(len(item))
-        return item
-
-    for fields in (("label",), None):
-        data = ShardDataset(
-            scenes, batch_size=4, fields=fields, map=note, tail="exact", rank=1, world_size=2
-        )
-        for batch in data:
-            valid = batch[-1] if fields else batch["valid"]
-            assert valid.dtype == torch.bool
-    assert set(counts) == {1, len(FIELDS)}
-
-
-def test_a_map_may_give_the_same_dict_again(scenes: Path) -> None:
-    one = {"x": 1}
-    data = ShardDataset(scenes, batch_size=4, map=lambda _: one, tail="exact")
-    assert sum(int(batch["valid"].sum()) for batch in data) == COUNT and one == {"x": 1}
-
-
-@pytest.mark.parametrize("made", [[1], {"valid": 1}, 3])
-def test_what_cannot_be_marked_valid_is_refused(scenes: Path, made: Any) -> None:
-    data = ShardDataset(scenes, batch_size=4, map=lambda _: made, tail="exact")
-    with pytest.raises(OptionError, match="tail='exact' adds 'valid' to tuples and dicts"):
-        next(iter(data))
-
-
 def draws_of(data: Any, loader: Callable[[Any], Any], epoch: int) -> dict[int, tuple[float, int]]:
     data.set_epoch(epoch)
     return {
@@ -343,24 +274,6 @@ def draws_of(data: Any, loader: Callable[[Any], Any], epoch: int) -> dict[int, t
         for labels, ones, twos in loader(data)
         for label, one, two in zip(labels, ones, twos, strict=True)
     }
-
-
-LOADERS: dict[str, Callable[[Any], Any]] = {
-    "here": lambda data: data,
-    "pickled": lambda data: pickle.loads(pickle.dumps(data)),  # as for a spawned worker
-    "a worker": lambda data: DataLoader(data, batch_size=None, num_workers=1),
-    "ShardLoader": lambda data: ShardLoader(data, num_workers=2, threads=2),
-    "ShardLoader here": lambda data: ShardLoader(data, num_workers=0),
-}
-# Torch waits 5 s for a worker in which an exception was raised: these send it as a worker does.
-FAILING = LOADERS | {"a worker": lambda data: sent(data)}
-
-
-def sent(data: Any) -> Any:
-    try:
-        return list(data)
-    except Exception:
-        ExceptionWrapper(where="in DataLoader worker process 0").reraise()
 
 
 @pytest.mark.parametrize("loader", LOADERS)
@@ -528,12 +441,6 @@ def test_conversions_are_no_mistake(scenes: Path) -> None:
 
 # --- layout ---------------------------------------------------------------------------------------
 
-BUILT_IN: Any = {"fields": ("image", "label"), "transform": CenterCrop(8)}
-
-
-def check_planes(image: Any) -> None:
-    assert type(image) is torch.Tensor and image.dtype == torch.uint8 and image.shape == (3, 8, 8)
-
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_built_in_transforms_give_planes_wherever_torch_collates(
@@ -552,24 +459,6 @@ def test_built_in_transforms_give_planes_wherever_torch_collates(
                 assert np.array_equal(image.permute(1, 2, 0).numpy(), expected[label])
             if collate is not None:
                 assert images.is_contiguous(memory_format=torch.channels_last)
-
-
-def stacked(items: list[Any]) -> Any:
-    for image, _ in items:
-        check_planes(image)
-    return torch.stack([image for image, _ in items]), torch.tensor([label for _, label in items])
-
-
-@pytest.mark.parametrize("mixed", [False, True])
-@pytest.mark.parametrize("loader", LOADERS)
-def test_a_collate_fn_of_the_user_gets_planes(scenes: Path, loader: str, mixed: bool) -> None:
-    if mixed:
-        parts = [ShardDataset(scenes, batch_size=4, **BUILT_IN) for _ in range(2)]
-        data: Any = ShardDataset.mix(parts, weights=[1, 1], collate_fn=stacked)
-    else:
-        data = ShardDataset(scenes, batch_size=4, collate_fn=stacked, **BUILT_IN)
-    for images, _ in LOADERS[loader](data):
-        assert images.shape[1:] == (3, 8, 8)
 
 
 def test_every_image_of_a_crop_is_a_tensor_then(scenes: Path) -> None:
@@ -636,98 +525,6 @@ def test_a_map_of_image_and_mask_is_not_given_a_generator_for_a_mask(scenes: Pat
     ShardDataset(scenes, map=lambda sample, generator: sample)
 
 
-# --- batches of unlike rows -----------------------------------------------------------------------
-
-
-def boxes_of(item: Any) -> Any:
-    return item | {
-        "boxes": np.array([one["bbox"] for one in item["boxes"]], np.float32).reshape(-1, 4)
-    }
-
-
-def to_tuple(item: Any) -> Any:
-    return item["image"], boxes_of(item)["boxes"], item["label"]
-
-
-RAGGED: Any = {"batch_size": COUNT, "shuffle": False, "order": shardio.Order(unit=1)}
-
-
-@pytest.mark.parametrize("loader", [*LOADERS, "mixture"])
-def test_unlike_rows_name_two_records_and_their_shapes(scenes: Path, loader: str) -> None:
-    data: Any = ShardDataset(scenes, map=boxes_of, **RAGGED)
-    if loader == "mixture":
-        data = ShardDataset.mix(
-            [data, ShardDataset(scenes, map=boxes_of, **RAGGED)], weights=[1, 1]
-        )
-    with pytest.raises(CollateError) as caught:
-        list(FAILING[loader if loader in LOADERS else "here"](data))
-    text = str(caught.value)
-    found = re.search(
-        r"field 'boxes' cannot be stacked to one tensor: record (\d) of the dataset, k/0\1 has "
-        r"\((\d), 4\) float32, and record (\d) of the dataset, k/0\3 has \((\d), 4\) float32",
-        text,
-    )
-    assert found is not None, text
-    first, shape, second, other = map(int, found.groups())
-    assert shape == first % 4 and other == second % 4 and shape != other
-    assert "collate_fn=functools.partial(shardio.collate, ragged=('boxes',))" in text
-
-
-def test_samples_that_dataloader_collates_are_named_by_their_keys(scenes: Path) -> None:
-    data = ShardDataset(scenes, map=boxes_of, shuffle=False)
-    loader = DataLoader(data, batch_size=COUNT, collate_fn=shardio.collate)
-    with pytest.raises(CollateError, match=r"item \d of the batch, k/0\d, has \(\d, 4\) float32"):
-        next(iter(loader))
-
-
-@pytest.mark.parametrize("loader", LOADERS)
-@pytest.mark.parametrize("how", ["dict", "tuple", "names of fields"])
-def test_ragged_fields_stay_lists(scenes: Path, loader: str, how: str) -> None:
-    options = RAGGED | {"batch_size": 3}
-    if how == "names of fields":
-        # Arrays large enough to be written in place, which a list of views would not survive.
-        options |= {"fields": ("image", "label"), "decode": "numpy"}
-        place: Any = 0
-        ragged: Any = ("image",)
-    else:
-        options |= {"map": boxes_of if how == "dict" else to_tuple}
-        place = "boxes" if how == "dict" else 1
-        ragged = ("boxes",) if how == "dict" else (1, 0)
-    data = ShardDataset(scenes, collate_fn=partial(shardio.collate, ragged=ragged), **options)
-    kept = []
-    for epoch in range(2):
-        data.set_epoch(epoch)
-        kept += list(LOADERS[loader](data))
-    for batch in kept:
-        labels = batch["label"] if how == "dict" else batch[-1]
-        assert type(labels) is torch.Tensor and type(batch[place]) is list
-        for row, label in zip(batch[place], labels.tolist(), strict=True):
-            if how == "names of fields":
-                assert np.array_equal(row, pixels(small_datasets.jpeg(label)))
-            else:
-                assert row.shape == (label % 4, 4)
-
-
-def test_names_of_fields_that_are_not_known_are_refused(scenes: Path) -> None:
-    data = ShardDataset(
-        scenes, map=to_tuple, collate_fn=partial(shardio.collate, ragged=("boxes",)), **RAGGED
-    )
-    with pytest.raises(
-        CollateError,
-        match="ragged has 'boxes', but samples are tuples of 3 whose names are not known",
-    ):
-        next(iter(data))
-    with (
-        ShardLoader(data, num_workers=0) as loader,
-        pytest.raises(CollateError, match="names are not known"),
-    ):
-        next(iter(loader))
-    with pytest.raises(
-        OptionError, match=r"ragged is 'boxes', expected several fields, such as \('boxes',\)"
-    ):
-        ShardDataset(scenes, collate_fn=partial(shardio.collate, ragged="boxes"))
-
-
 # --- errors of the user's functions ---------------------------------------------------------------
 
 
@@ -770,25 +567,6 @@ def test_an_exception_of_the_user_names_the_record(
         list(FAILING[loader](data))
     assert type(caught.value) is LookupError
     assert "record 7 of the dataset, k/07" in shown(caught.value)
-
-
-def shown(error: BaseException) -> str:
-    """All that a trainer's terminal shows of it."""
-    return "".join(traceback.format_exception(error))
-
-
-def bad_batch(items: list[Any]) -> Any:
-    raise LookupError("no batch")
-
-
-@pytest.mark.parametrize("loader", LOADERS)
-def test_an_exception_of_a_collate_fn_names_its_batch(scenes: Path, loader: str) -> None:
-    data = ShardDataset(scenes, collate_fn=bad_batch, **RAGGED | {"batch_size": 4})
-    with pytest.raises(LookupError) as caught:
-        list(LOADERS[loader](data))
-    assert "a batch of 4: record 0 of the dataset, k/00, to record 3 of the dataset, k/03" in shown(
-        caught.value
-    )
 
 
 def test_an_exception_of_two_arguments_still_names_the_record(scenes: Path) -> None:

@@ -1,15 +1,18 @@
-"""Ranks of torch.distributed, started by torchrun: equal steps, one order, exact validation."""
+"""Who reads an epoch together. Ranks, found or given; under torchrun: equal steps, one order."""
 
 import inspect
 import json
+import pickle
 from collections import Counter
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from support import LIMIT_S, programs, rank_programs, small_datasets
+import torch.multiprocessing
+from support import LIMIT_S, programs, rank_programs, reading, small_datasets
 from support.rank_programs import (
     CASES,
     EPOCHS,
@@ -20,11 +23,16 @@ from support.rank_programs import (
     train,
     training,
 )
+from support.reading import batches, keyed
 from torch.nn.functional import cross_entropy
 
 import shardio
-from shardio import CenterCrop
+from shardio import (
+    CenterCrop,
+    OptionError,
+)
 
+Packed = Callable[..., Path]
 ROOT = Path(__file__).resolve().parent.parent.parent
 COUNTS = [1, 0, 37, 5, 14, 2, 24]  # 83 records: 5 full global batches, and 3 records
 N = sum(COUNTS)
@@ -164,3 +172,98 @@ def test_the_page_shows_the_validation_that_was_run() -> None:
     code = inspect.getsource(rank_programs.validate)
     assert code in (ROOT / "docs" / "order.md").read_text()
     assert len(code.splitlines()) <= 10
+
+
+# --- where ranks are found ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    yield
+
+
+def test_ranks_are_given(packed: Packed) -> None:
+    folder = packed(reading.COUNTS)
+    dataset = keyed(folder, rank=1, world_size=3)
+    assert len(dataset) == 33
+    for rank, world_size in ((None, 3), (1, None)):
+        with pytest.raises(OptionError, match="give both, or neither"):
+            keyed(folder, rank=rank, world_size=world_size)
+    with pytest.raises(OptionError, match="rank is 3: expected a whole number, 0 to 2"):
+        keyed(folder, rank=3, world_size=3)
+
+
+def test_ranks_come_from_the_launcher(packed: Packed, launched: None) -> None:
+    folder = packed(reading.COUNTS)
+    dataset = keyed(folder, batch_size=4)
+    assert dataset.ranks() == (1, 3) and len(dataset) == 9
+    assert keyed(folder, rank=1, world_size=3).ranks() == (1, 3)
+    with pytest.raises(OptionError, match=r"rank 0 of 1 was given, but the launcher .* 1 of 3"):
+        keyed(folder, rank=0, world_size=1)
+
+
+def test_ranks_that_are_no_numbers_are_refused(
+    packed: Packed, launched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(OptionError, match="says rank 'first' of '3'"):
+        keyed(packed(reading.COUNTS))
+
+
+@pytest.mark.filterwarnings("ignore:epoch .* is being read again")
+def test_a_copy_made_before_the_ranks_are_known_finds_them(
+    packed: Packed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = keyed(packed(reading.COUNTS), batch_size=4)
+    copies = [dataset.select(range(reading.N)), pickle.loads(pickle.dumps(dataset))]
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    expected = batches(dataset)
+    for copied in copies:
+        assert len(expected) == 9
+        for workers in (2, 0):
+            copied.set_epoch(0)
+            assert batches(copied, workers) == expected
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_spawned_workers_know_the_rank_of_their_parent(
+    packed: Packed, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    folder = packed(reading.COUNTS)
+    expected = batches(keyed(folder, batch_size=4, rank=1, world_size=3))
+    dataset = keyed(folder, batch_size=4)
+    # As torch.distributed would say, which a spawned worker does not know.
+    monkeypatch.setattr("shardio.dataset.ranks._found_ranks", lambda: ((1, 3), "a test"))
+    assert batches(dataset, workers, multiprocessing_context="spawn") == expected
+
+
+def test_a_pickle_made_before_the_ranks_exist_does_not_fix_them(
+    packed: Packed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = pickle.dumps(keyed(packed(reading.COUNTS), batch_size=4))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert pickle.loads(data).ranks() == (1, 3)  # as with mp.spawn(train, args=(dataset,))
+
+
+def _train(rank: int, folder: str, out: str) -> None:
+    store = torch.distributed.FileStore(f"{out}/store", 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    try:
+        dataset = keyed(Path(folder), batch_size=8)
+        Path(out, f"{rank}").write_bytes(pickle.dumps(batches(dataset, 2)))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_ranks_come_from_torch_distributed(packed: Packed, tmp_path: Path) -> None:
+    folder = packed(reading.COUNTS)
+    torch.multiprocessing.start_processes(
+        _train, (str(folder), str(tmp_path)), nprocs=2, start_method="fork"
+    )
+    for rank in range(2):
+        got = pickle.loads((tmp_path / f"{rank}").read_bytes())
+        assert got == batches(keyed(folder, batch_size=8, rank=rank, world_size=2))

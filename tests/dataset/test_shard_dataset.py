@@ -1,14 +1,9 @@
-"""ShardDataset: the order law on real DataLoaders, epochs, ranks, tails, errors through workers."""
+"""ShardDataset: the order law on real DataLoaders, tails, samples and batches, errors."""
 
-import copy
-import inspect
-import json
 import pickle
 import re
-import subprocess
-import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +22,13 @@ from shardio import (
     CollateError,
     DamageError,
     DecodeError,
-    EpochError,
     NotPackedError,
     OptionError,
     RandomResizedCrop,
     ShardDataset,
-    ShardLoader,
     StateError,
     StorageError,
 )
-from shardio.dataset.other_names import OTHER_NAMES
 from shardio.images.decode import decode as decode_image
 from shardio.order.epoch import default_unit
 from shardio.order.rng import draw
@@ -212,84 +204,6 @@ def test_tune_without_a_shuffle_is_of_the_default_spans(packed: Packed) -> None:
     assert "spans" not in found.call
 
 
-@pytest.mark.parametrize("name", ["drop_last", "remote", "local", "shuffle_size", "num_workers"])
-def test_names_that_others_have_are_answered(packed: Packed, name: str) -> None:
-    with pytest.raises(OptionError, match=f"^ShardDataset takes no {name}: give .*"):
-        ShardDataset(packed([5]), **{name: 1})  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'bread'"):
-        ShardDataset(packed([5]), bread=1)  # type: ignore[call-arg]
-
-
-OTHERS = json.loads((Path(__file__).parents[1] / "golden" / "names_of_others.json").read_text())
-
-
-@pytest.mark.parametrize("other", OTHERS, ids=lambda other: str(other["of"]))
-def test_every_option_of_other_datasets_and_loaders_is_taken_or_answered(
-    packed: Packed, other: dict[str, Any]
-) -> None:
-    path = packed([5])
-    ours = inspect.signature(ShardDataset).parameters
-    for name in {*other["names"]} - ours.keys():
-        with pytest.raises(OptionError, match=f"^ShardDataset takes no {name}: [^\\n]+$"):
-            ShardDataset(path, **{name: 1})
-    dataset = ShardDataset(path, batch_size=2)
-    loaders = inspect.signature(ShardLoader).parameters
-    for name in {*other["names"]} - loaders.keys() - ours.keys():
-        with pytest.raises(OptionError, match=f"^ShardLoader takes no {name}: [^\\n]+$"):
-            ShardLoader(dataset, **{name: 1})
-
-
-def test_no_answer_hides_an_option_and_all_say_what_to_write(packed: Packed) -> None:
-    assert not OTHER_NAMES.keys() & inspect.signature(ShardDataset).parameters.keys()
-    written = ("give ", "leave it out", "the order is ")
-    assert [name for name, one in OTHER_NAMES.items() if not one.startswith(written)] == []
-    with pytest.raises(OptionError, match=r'give the URL as the first .*ShardDataset\("s3://'):
-        ShardDataset(packed([5]), remote="s3://x")  # type: ignore[call-arg]
-
-
-def test_names_of_others_are_answered_by_open_mix_and_the_loader(packed: Packed) -> None:
-    path = packed([5])
-    for name in ("target_transform", "loader", "is_valid_file", "transforms", "remote", "shuffle"):
-        with pytest.raises(OptionError, match=f"^shardio.open takes no {name}: "):
-            shardio.open(path, **{name: 1})  # type: ignore[arg-type]
-    dataset = ShardDataset(path, batch_size=2)
-    for name in inspect.signature(ShardDataset).parameters:
-        with pytest.raises(OptionError, match=f"^ShardLoader takes no {name}: "):
-            ShardLoader(dataset, **{name: 1})  # type: ignore[arg-type]
-    for name in ("streams", "proportion", "batch_size", "transform", "sampling_method"):
-        with pytest.raises(OptionError, match=rf"^ShardDataset\.mix takes no {name}: "):
-            ShardDataset.mix([dataset], **{name: 1})  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="shuffle_buffer=1000"):
-        ShardDataset(path, shuffle=1000)
-
-
-def test_a_selection_begins_at_its_own_first_row(packed: Packed) -> None:
-    dataset = ShardDataset(packed([20]), batch_size=2, decode=None)
-    items = iter(dataset)
-    next(items), next(items)
-    chosen = dataset.select(range(8))
-    assert chosen.state_dict()["units"] == 0
-    assert dataset.state_dict()["units"] == 4
-
-
-@pytest.mark.parametrize("name", ["buffer_bytes", "verify_open", "max_pixels"])
-def test_options_of_storage_are_given_in_one(packed: Packed, name: str) -> None:
-    advice = re.escape(f"give storage=shardio.Storage({name}=...)")
-    with pytest.raises(OptionError, match=f"^ShardDataset takes no {name}: {advice}$"):
-        ShardDataset(packed([5]), **{name: 1})  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match=rf"^shardio\.open takes no {name}: {advice}$"):
-        shardio.open(packed([5]), **{name: 1})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("name", "field"), [("canonical_workers", "spans"), ("spans", "spans"), ("unit", "unit")]
-)
-def test_options_of_the_order_are_given_in_one(packed: Packed, name: str, field: str) -> None:
-    advice = re.escape(f"give order=shardio.Order({field}=...)")
-    with pytest.raises(OptionError, match=f"^ShardDataset takes no {name}: {advice}$"):
-        ShardDataset(packed([5]), **{name: 1})  # type: ignore[arg-type]
-
-
 def test_options_in_one_are_checked_when_they_are_made() -> None:
     for wrong in (
         lambda: shardio.Order(spans=0),
@@ -369,52 +283,6 @@ def test_drop_leaves_out_few_and_others_each_epoch(
     assert len(set(left_out)) > 1 or N % size == 0
 
 
-def test_drop_that_leaves_nothing_is_refused(packed: Packed) -> None:
-    folder = packed([5])
-    with pytest.raises(OptionError, match=r"tail='drop' leaves nothing: 5 records .* 4 x 2"):
-        keyed(folder, batch_size=4, tail="drop", rank=0, world_size=2)
-    assert len(keyed(folder, batch_size=4, tail="drop")) == 1
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("batch_size", [None, 6, 16])
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_exact_marks_repeats(
-    packed: Packed, batch_size: int | None, world_size: int, workers: int
-) -> None:
-    folder = packed(COUNTS)
-    seen: list[str] = []
-    for dataset in ranks_of(folder, "exact", world_size, batch_size):
-        loader = DataLoader(dataset, batch_size=None, num_workers=workers)
-        for keys, valid in loader:
-            if batch_size is None:
-                assert type(valid) is bool
-                seen += [keys] if valid else []
-            else:
-                assert valid.dtype == torch.bool and len(keys) == len(valid) == batch_size
-                seen += [key for key, one in zip(keys, valid, strict=True) if one]
-    assert sorted(seen) == KEYS
-
-
-def test_exact_adds_a_key_to_dicts(packed: Packed) -> None:
-    folder = packed([5])
-    (batch,) = ShardDataset(folder, batch_size=8, decode=None, tail="exact")
-    assert list(batch) == ["__key__", "image", "label", "valid"]
-    assert batch["valid"].tolist() == [True] * 5 + [False] * 3
-    assert batch["label"].tolist()[:5] != [] and len(batch["__key__"]) == 8
-
-
-def test_exact_and_a_field_called_valid(packed: Packed) -> None:
-    folder = packed(
-        [5],
-        fields=(("__key__", "key"), ("valid", "int")),
-        sample=lambda i: {"__key__": b"%d" % i, "valid": i},
-    )
-    with pytest.raises(OptionError, match="adds the field 'valid'"):
-        ShardDataset(folder, tail="exact")
-    assert len(list(ShardDataset(folder, tail="exact", fields=("valid",)))) == 5
-
-
 # --- samples and batches --------------------------------------------------------------------
 
 
@@ -446,49 +314,6 @@ def test_batches_are_tensors(packed: Packed) -> None:
             for image, key in zip(images, keys, strict=True):
                 expected = CenterCrop(8)(jpeg(int(key[2:8])))
                 assert np.array_equal(image.permute(1, 2, 0), expected)
-
-
-@pytest.mark.parametrize("tail", ["pad", "exact"])
-def test_crops_are_made_in_the_memory_of_their_batch(
-    packed: Packed, monkeypatch: pytest.MonkeyPatch, tail: Any
-) -> None:
-    given: list[Any] = []
-    made = CenterCrop.__call__
-
-    def crop(self: CenterCrop, image: Any, draw: int = 0, out: Any = None) -> Any:
-        given.append(out)
-        return made(self, image, draw, out)
-
-    monkeypatch.setattr(CenterCrop, "__call__", crop)
-    dataset = ShardDataset(
-        packed([12], image=jpeg),
-        batch_size=4,
-        fields=("label", "image", "__key__"),  # with keys, small images are not made at once
-        transform=CenterCrop(8),
-        tail=tail,
-    )
-    batches = [batch[1] for batch in dataset]
-    assert len(batches) == 3
-    for number, images in enumerate(batches):
-        for row, out in enumerate(given[4 * number : 4 * number + 4]):
-            assert np.shares_memory(out, images[row].numpy())
-
-
-def test_a_batch_with_an_image_that_cannot_be_made_in_place_is_collated_all_the_same(
-    packed: Packed,
-) -> None:
-    def sample(i: int) -> dict[str, Any]:
-        image = None if i >= 4 else jpeg(i)
-        return {"__key__": b"%d" % i, "image": image, "label": i}
-
-    folder = packed(
-        [6], fields=(("__key__", "key"), ("image", "image"), ("label", "int")), sample=sample
-    )
-    options: dict[str, Any] = {"fields": ("image", "label"), "transform": CenterCrop(8)}
-    dataset = ShardDataset(folder, batch_size=2, shuffle=False, **options)
-    batches = iter(dataset)
-    assert [len(next(batches)[0]) for _ in range(2)] == [2, 2]
-    assert next(batches)[0] == [None, None]
 
 
 def test_a_collate_fn_of_ones_own(packed: Packed) -> None:
@@ -566,211 +391,6 @@ def test_classes_and_repr(packed: Packed) -> None:
     )
 
 
-# --- epochs ---------------------------------------------------------------------------------
-
-
-def test_set_epoch_reaches_persistent_workers(packed: Packed) -> None:
-    dataset = keyed(packed(COUNTS), batch_size=10)
-    loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
-    orders = []
-    for epoch in (0, 1, 0, 2):
-        dataset.set_epoch(epoch)
-        orders.append([key for batch in loader for key in batch[0]])
-        assert sorted(orders[-1]) == KEYS
-    assert orders[0] == orders[2] and orders[0] != orders[1] != orders[3]
-
-
-def test_an_iterator_belongs_to_the_epoch_it_was_made_in(packed: Packed) -> None:
-    dataset = keyed(packed(COUNTS), batch_size=10)
-    dataset.set_epoch(4)
-    expected = batches(dataset)
-    dataset.set_epoch(4)
-    iterator = iter(dataset)
-    got = [next(iterator) for _ in range(3)]
-    assert [list(batch[0]) for batch in got] == expected[:3]
-    dataset.set_epoch(5)
-    with pytest.raises(EpochError, match="was set to 5 while epoch 4 was being read"):
-        next(iterator)
-
-
-def test_an_iterator_that_ended_stays_ended(packed: Packed) -> None:
-    dataset = keyed(packed([5]), batch_size=10)
-    iterator = iter(dataset)
-    assert iter(iterator) is iterator
-    next(iterator)
-    for _ in range(2):
-        with pytest.raises(StopIteration):
-            next(iterator)
-    dataset.set_epoch(1)
-    with pytest.raises(StopIteration):
-        next(iterator)
-
-
-def test_an_epoch_that_changes_under_workers_raises(packed: Packed) -> None:
-    dataset = keyed(packed(COUNTS), batch_size=2)
-    loader = iter(DataLoader(dataset, batch_size=None, num_workers=2))
-    next(loader)
-    dataset.set_epoch(1)
-    with pytest.raises(EpochError, match="call set_epoch before iter"):
-        list(loader)
-    loader._shutdown_workers()
-
-
-def test_persistent_workers_go_on_after_a_break(packed: Packed) -> None:
-    dataset = keyed(packed(COUNTS), batch_size=2)
-    loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
-    for epoch in range(4):
-        dataset.set_epoch(epoch)
-        for _ in loader:
-            break
-    dataset.set_epoch(9)
-    assert sorted(key for batch in loader for key in batch[0]) == KEYS
-
-
-@pytest.mark.parametrize("epoch", [-1, 1.0, "1", None, 2**63])
-def test_epochs_are_whole_numbers(packed: Packed, epoch: Any) -> None:
-    with pytest.raises(OptionError, match="epoch"):
-        keyed(packed([5])).set_epoch(epoch)
-
-
-def test_the_epoch_is_shared_by_copies(packed: Packed) -> None:
-    dataset = keyed(packed([5]))
-    twins = [copy.copy(dataset), copy.deepcopy(dataset), copy.deepcopy([dataset, 1])[0]]
-    dataset.set_epoch(7)
-    assert [twin.epoch for twin in twins] == [7, 7, 7]
-    pickled = pickle.loads(pickle.dumps(dataset))
-    assert pickled.epoch == 7 and sorted(flat(batches(pickled))) == KEYS[:5]
-
-
-def test_a_second_pass_over_an_epoch_that_was_set_warns_once(packed: Packed) -> None:
-    dataset = keyed(packed([5]), batch_size=2)
-    dataset.set_epoch(0)
-    first = list(dataset)
-    with pytest.warns(UserWarning, match=r"epoch 0 is being read again.*set_epoch") as caught:
-        assert list(dataset) == first
-        list(dataset)
-    assert len(caught) == 1
-    dataset.set_epoch(1)
-    list(dataset)
-
-
-def test_the_second_pass_of_workers_warns_once(packed: Packed) -> None:
-    code = (
-        "import sys; from shardio import ShardDataset; from torch.utils.data import DataLoader\n"
-        "dataset = ShardDataset(sys.argv[1], batch_size=10, decode=None)\n"
-        "dataset.set_epoch(3)\n"
-        "for _ in range(3): list(DataLoader(dataset, batch_size=None, num_workers=2))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, packed(COUNTS)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("is being read again") == 1
-
-
-def test_evaluation_does_not_warn(packed: Packed) -> None:
-    folder = packed([9])
-    for options in ({"tail": "exact"}, {"shuffle": False}):
-        dataset = keyed(folder, batch_size=2, **options)
-        for _ in range(3):
-            list(dataset)
-
-
-# --- ranks ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    yield
-
-
-def test_ranks_are_given(packed: Packed) -> None:
-    folder = packed(COUNTS)
-    dataset = keyed(folder, rank=1, world_size=3)
-    assert len(dataset) == 33
-    for rank, world_size in ((None, 3), (1, None)):
-        with pytest.raises(OptionError, match="give both, or neither"):
-            keyed(folder, rank=rank, world_size=world_size)
-    with pytest.raises(OptionError, match="rank is 3: expected a whole number, 0 to 2"):
-        keyed(folder, rank=3, world_size=3)
-
-
-def test_ranks_come_from_the_launcher(packed: Packed, launched: None) -> None:
-    folder = packed(COUNTS)
-    dataset = keyed(folder, batch_size=4)
-    assert dataset.ranks() == (1, 3) and len(dataset) == 9
-    assert keyed(folder, rank=1, world_size=3).ranks() == (1, 3)
-    with pytest.raises(OptionError, match=r"rank 0 of 1 was given, but the launcher .* 1 of 3"):
-        keyed(folder, rank=0, world_size=1)
-
-
-def test_ranks_that_are_no_numbers_are_refused(
-    packed: Packed, launched: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "first")
-    with pytest.raises(OptionError, match="says rank 'first' of '3'"):
-        keyed(packed(COUNTS))
-
-
-@pytest.mark.filterwarnings("ignore:epoch .* is being read again")
-def test_a_copy_made_before_the_ranks_are_known_finds_them(
-    packed: Packed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dataset = keyed(packed(COUNTS), batch_size=4)
-    copies = [dataset.select(range(N)), pickle.loads(pickle.dumps(dataset))]
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    expected = batches(dataset)
-    for copied in copies:
-        assert len(expected) == 9
-        for workers in (2, 0):
-            copied.set_epoch(0)
-            assert batches(copied, workers) == expected
-
-
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_spawned_workers_know_the_rank_of_their_parent(
-    packed: Packed, monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
-    folder = packed(COUNTS)
-    expected = batches(keyed(folder, batch_size=4, rank=1, world_size=3))
-    dataset = keyed(folder, batch_size=4)
-    # As torch.distributed would say, which a spawned worker does not know.
-    monkeypatch.setattr("shardio.dataset.ranks._found_ranks", lambda: ((1, 3), "a test"))
-    assert batches(dataset, workers, multiprocessing_context="spawn") == expected
-
-
-def test_a_pickle_made_before_the_ranks_exist_does_not_fix_them(
-    packed: Packed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = pickle.dumps(keyed(packed(COUNTS), batch_size=4))
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    assert pickle.loads(data).ranks() == (1, 3)  # as with mp.spawn(train, args=(dataset,))
-
-
-def _train(rank: int, folder: str, out: str) -> None:
-    store = torch.distributed.FileStore(f"{out}/store", 2)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    try:
-        dataset = keyed(Path(folder), batch_size=8)
-        Path(out, f"{rank}").write_bytes(pickle.dumps(batches(dataset, 2)))
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def test_ranks_come_from_torch_distributed(packed: Packed, tmp_path: Path) -> None:
-    folder = packed(COUNTS)
-    torch.multiprocessing.start_processes(
-        _train, (str(folder), str(tmp_path)), nprocs=2, start_method="fork"
-    )
-    for rank in range(2):
-        got = pickle.loads((tmp_path / f"{rank}").read_bytes())
-        assert got == batches(keyed(folder, batch_size=8, rank=rank, world_size=2))
-
-
 # --- errors ---------------------------------------------------------------------------------
 
 
@@ -798,13 +418,6 @@ def test_an_image_that_cannot_be_decoded_comes_through_workers(
     dataset = ShardDataset(packed([4]), batch_size=2)
     with pytest.raises(DecodeError, match=r"record \d of the dataset, k/00000\d.jpg: image of"):
         drain(DataLoader(dataset, batch_size=None, num_workers=workers))
-
-
-def test_an_error_does_not_end_the_epoch_quietly(packed: Packed) -> None:
-    iterator = iter(ShardDataset(packed([4]), batch_size=2))
-    for _ in range(3):
-        with pytest.raises(DecodeError):
-            next(iterator)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -892,3 +505,23 @@ def test_the_default_unit_mixes_spans(packed: Packed) -> None:
     folder = packed([5])
     assert keyed(folder, batch_size=256).order.unit == default_unit(256) == 32
     assert keyed(folder).order.unit == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [None, 6, 16])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_exact_marks_repeats(
+    packed: Packed, batch_size: int | None, world_size: int, workers: int
+) -> None:
+    folder = packed(COUNTS)
+    seen: list[str] = []
+    for dataset in ranks_of(folder, "exact", world_size, batch_size):
+        loader = DataLoader(dataset, batch_size=None, num_workers=workers)
+        for keys, valid in loader:
+            if batch_size is None:
+                assert type(valid) is bool
+                seen += [keys] if valid else []
+            else:
+                assert valid.dtype == torch.bool and len(keys) == len(valid) == batch_size
+                seen += [key for key, one in zip(keys, valid, strict=True) if one]
+    assert sorted(seen) == KEYS
