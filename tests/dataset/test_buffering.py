@@ -106,7 +106,7 @@ def test_what_others_hand_out_of_a_shared_span_is_let_go(packed: Packed, policy:
     counts = [500] * 4
     of = share(counts, 8, unit=8, num_workers=16, worker=3, spans=8)
     got = Fetch(reader(packed(counts), policy == "network"), of)
-    assert got.policy.name == policy and (of.touched, of.sharers) == (1, 2)
+    assert got.policy.name == policy and (of.spans_read, of.sharers) == (1, 2)
     window = (of.epoch.window + of.epoch.unit) * got.reader.mean_bytes
     last = 0
     for rows in got:

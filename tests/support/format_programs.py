@@ -1,4 +1,4 @@
-"""What test_every_format.py does to datasets in other processes, where a signal is a failure.
+"""What test_every_format.py does to datasets, in processes of their own: a signal is a failure.
 
     format_programs.py MODE FOLDER ...
 
