@@ -13,6 +13,7 @@ from support.packing import die, on_shard
 from support.servers import Web
 from support.trees import images, plant
 
+from shardio import PlanOptions, export, index, pack
 from shardio.storage import ranges
 
 
@@ -20,6 +21,21 @@ from shardio.storage import ranges
 def source(tmp_path: Path) -> Path:
     """A folder of 24 files in three classes."""
     return plant(tmp_path / "src", images())
+
+
+@pytest.fixture
+def out(source: Path, tmp_path: Path) -> Path:
+    """A dataset of 6 shards with 4 records each."""
+    pack(source, tmp_path / "out", plan=PlanOptions(max_records=4), jobs=1)
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def tars(out: Path, tmp_path: Path) -> Path:
+    """The same records in 6 files of another format, with an index."""
+    export(out, tmp_path / "tars", format="webdataset", shard_size=19_500)
+    index(tmp_path / "tars", jobs=1)
+    return tmp_path / "tars"
 
 
 @pytest.fixture

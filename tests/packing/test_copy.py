@@ -16,6 +16,7 @@ from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.object_stores import ObjectStore
 from support.trees import environment
+from support.uploading import fetched, files, named, options, puts
 
 import shardio
 from shardio import Storage
@@ -27,8 +28,9 @@ from shardio.errors import (
     OptionError,
     StorageError,
 )
-from shardio.storage import lock, ranges
+from shardio.storage import lock
 
+pytestmark = pytest.mark.usefixtures("ranges_closed")
 RECORDS = 40
 
 
@@ -40,20 +42,6 @@ def write(folder: Path, format: str = "record", seed: int = 0, most: int = 40_00
             data = b"\xff\xd8\xff" + draw.bytes(int(draw.integers(100, most)))
             writer.write({"__key__": f"{number:03}.jpg", "image": data, "label": number})
     return folder
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    found = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
-
-
-def named(found: dict[str, bytes]) -> dict[str, bytes]:
-    """Return what a dataset has, without what an export left beside it: DALI's index, a receipt."""
-    return {
-        path: data
-        for path, data in found.items()
-        if not path.startswith(".") and not path.endswith(".idx")
-    }
 
 
 @pytest.fixture(scope="module")
@@ -86,27 +74,6 @@ def web(folder: Path) -> Iterator[servers.Web]:
 def proxy_of_all(store: ObjectStore) -> Iterator[FaultProxy]:
     with fault_proxy(store.port) as proxy:
         yield proxy
-
-
-@pytest.fixture(autouse=True)
-def no_helper_is_left() -> Iterator[None]:
-    yield
-    ranges.close()
-
-
-def fetched(store: ObjectStore, prefix: str, folder: Path) -> dict[str, bytes]:
-    """Return all objects below a prefix."""
-    names = [name for name in store.sizes() if name.startswith(f"{prefix}/")]
-    store.get(names, folder)
-    return files(folder / prefix)
-
-
-def options(store: ObjectStore, **more: Any) -> Storage:
-    return Storage(options=store.options, **more)
-
-
-def puts(proxy: FaultProxy, name: str = "") -> int:
-    return sum(one.method == "PUT" and name in one.path for one in proxy.figures().log)
 
 
 # --- the same bytes -------------------------------------------------------------------------------

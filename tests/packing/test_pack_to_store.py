@@ -16,6 +16,7 @@ from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.object_stores import ObjectStore
 from support.trees import environment
+from support.uploading import fetched, files, options, puts
 
 import shardio
 from shardio import ImageOptions, PlanOptions, SourceOptions, Storage
@@ -69,27 +70,8 @@ def a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     ranges.close()
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    found = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
-
-
-def fetched(store: ObjectStore, prefix: str, folder: Path) -> dict[str, bytes]:
-    names = [name for name in store.sizes() if name.startswith(f"{prefix}/")]
-    store.get(names, folder)
-    return files(folder / prefix)
-
-
-def options(store: ObjectStore, **more: Any) -> Storage:
-    return Storage(options=store.options, **more)
-
-
 def names(store: ObjectStore) -> set[str]:
     return {name.rpartition("/")[2] for name in store.sizes()}
-
-
-def puts(proxy: FaultProxy, name: str = "") -> int:
-    return sum(one.method == "PUT" and name in one.path for one in proxy.figures().log)
 
 
 # --- the same bytes -------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Options of `pack` as tests write them, and packings that something happens to."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -38,6 +39,10 @@ def keys(out: Path) -> list[bytes]:
 
 def inodes(out: Path) -> dict[str, tuple[int, int]]:
     return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in shards(out)}
+
+
+def hidden(folder: Path) -> list[str]:
+    return sorted(name for name in os.listdir(folder) if name.startswith("."))
 
 
 def unlisted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,54 @@
+"""Datasets on their way to a directory or a store: what arrived, and by which requests."""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from shardio import Storage
+from support.fault_proxy import FaultProxy
+from support.object_stores import ObjectStore
+from support.trees import command, content, environment
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Return all files below a folder."""
+    found = content(folder).items()
+    return {os.fsdecode(path): data for path, data in found if data is not None}
+
+
+def named(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Return what a dataset has, without what an export left beside it: DALI's index, a receipt."""
+    return {
+        path: data
+        for path, data in files.items()
+        if not path.startswith(".") and not path.endswith(".idx")
+    }
+
+
+def fetched(store: ObjectStore, prefix: str, folder: Path) -> dict[str, bytes]:
+    """Return all objects below a prefix."""
+    store.get([name for name in store.sizes() if name.startswith(f"{prefix}/")], folder)
+    return files(folder / prefix)
+
+
+def options(store: ObjectStore, **more: Any) -> Storage:
+    return Storage(options=store.options, **more)
+
+
+def puts(proxy: FaultProxy, name: str = "") -> int:
+    """Count the uploads of objects whose path has a name in it."""
+    return sum(one.method == "PUT" and name in one.path for one in proxy.figures().log)
+
+
+@contextlib.contextmanager
+def started(*line: Any) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start the command line; at the end it is killed, if it still runs."""
+    lines = command(*map(str, line))
+    with subprocess.Popen(lines, env=environment(), stdout=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
