@@ -5,14 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from hypothesis import given
-from support.naive_order import (
-    TAILS,
-    cases,
-    epochs,
-    located,
-    make,
-    read,
-)
+from support.naive_order import TAILS, cases, epochs, located, make, read
 
 from shardio.errors import OptionError
 from shardio.order.epoch import Epoch, default_unit
@@ -85,16 +78,11 @@ GOLDEN_ALL = [
 ]
 
 
-def test_golden_epoch_through_a_window():
-    epoch = make([3, 0, 7, 1, 8], 7, 1, 3, 2, 9)
+@pytest.mark.parametrize(("buffer", "golden"), [(9, GOLDEN_EPOCH), (None, GOLDEN_ALL)])
+def test_golden_epochs(buffer, golden):
+    epoch = make([3, 0, 7, 1, 8], 7, 1, 3, 2, buffer)
     batches = [[f"{s}.{r}" for s, r in rows] for _, rows, _ in read(Partition(epoch, 4))]
-    assert [" ".join(batch) for batch in batches] == GOLDEN_EPOCH
-
-
-def test_golden_epoch_of_all():
-    epoch = make([3, 0, 7, 1, 8], 7, 1, 3, 2, None)
-    batches = [[f"{s}.{r}" for s, r in rows] for _, rows, _ in read(Partition(epoch, 4))]
-    assert [" ".join(batch) for batch in batches] == GOLDEN_ALL
+    assert [" ".join(batch) for batch in batches] == golden
 
 
 def test_a_billion_records_cost_little_memory():

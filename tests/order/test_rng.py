@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.naive_order import (
-    M64,
-    cases,
-    make,
-    naive_key,
-    naive_mix,
-    naive_word,
-)
+from support.naive_order import M64, cases, make, naive_key, naive_mix, naive_word
 
 from shardio.order import rng
 from shardio.order.epoch import ORDER_VERSION

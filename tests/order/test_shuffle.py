@@ -4,11 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.naive_order import (
-    cases,
-    naive_span,
-    spans,
-)
+from support.naive_order import cases, naive_span, spans
 
 from shardio.errors import OptionError
 from shardio.order import rng, shuffle
