@@ -27,6 +27,7 @@ from support.caching import (
     open_shard,
     the_file,
 )
+from support.mounts import read_only, run_mounted
 
 from shardio.errors import NotPackedError, OptionError, StorageError
 from shardio.storage import cached_file
@@ -283,8 +284,7 @@ def test_nothing_can_be_removed_of_a_read_only_mount(folder: Path) -> None:
         assert main(["cache", "clear", str(path)]) == 1
     """
     before = filled(folder)
-    mount = f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}"
-    told = in_mount(code, folder, mount)
+    told = in_mount(code, folder, read_only(folder))
     assert "0 files, 0 B, removed, but not these 1:\n" in told, told
     assert f"{the_file(folder)}: Read-only file system\n" in told
     assert state(folder) == before
@@ -328,25 +328,8 @@ def test_a_stopped_holder_of_the_lock_is_waited_for_in_vain_but_not_for_ever(
 
 
 def in_mount(code: str, folder: Path, mount: str) -> str:
-    """Run a child in which a directory is mounted otherwise; return what it says on stderr.
-
-    Skips where nothing can be mounted.
-    """
-    unshare = shutil.which("unshare")
-    if unshare is None or not is_root:
-        pytest.skip("NOT TESTED HERE: nothing can be mounted")
-    script = f'{mount} && exec "$@"'
-    done = subprocess.run(
-        [unshare, "-m", "sh", "-c", script, "sh", *arguments(code, folder)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    if done.returncode and "mount" in done.stderr and "Traceback" not in done.stderr:
-        pytest.skip(f"NOT TESTED HERE: {done.stderr}")
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    """Run a child in which a directory is mounted otherwise; return what it says on stderr."""
+    return run_mounted(mount, arguments(code, folder), environment())
 
 
 def test_a_full_disk_is_told_and_what_is_there_stays_right(folder: Path) -> None:
@@ -414,8 +397,7 @@ def state(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 def test_a_read_only_mount_is_read(folder: Path) -> None:
     before = filled(folder)
-    mount = f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}"
-    in_mount(READ_ONLY, folder, mount)
+    in_mount(READ_ONLY, folder, read_only(folder))
     assert state(folder) == before
 
 
@@ -454,8 +436,7 @@ def test_a_read_only_cache_whose_files_this_user_does_not_trust_is_warned_of(
     filled(folder)
     for one in folder.iterdir():
         os.chown(one, owner, 0)
-    mount = f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}"
-    said = in_mount(code, folder, mount)
+    said = in_mount(code, folder, read_only(folder))
     assert said == ("1" if owner else "0")
 
 

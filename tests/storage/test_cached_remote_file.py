@@ -5,7 +5,6 @@ import hashlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import textwrap
@@ -17,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import LIMIT_S, servers
-from support.fault_proxy import FaultProxy, fault_proxy
+from support import LIMIT_S
+from support.fault_proxy import FaultProxy
 from support.faults import Rule
+from support.mounts import read_only, run_mounted
+from support.url_datasets import served, write_images
 from torch.utils.data import DataLoader
 
 import shardio
@@ -40,16 +41,13 @@ def image(number: int) -> bytes:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("www")
-    fields = {"image": "image", "label": "int"}
-    with shardio.Writer(folder / "data", fields=fields, shard_size=12_000_000) as writer:
-        for number in range(RECORDS):
-            writer.write({"__key__": f"{number}", "image": image(number), "label": number})
+    write_images(folder / "data", RECORDS, image, 12_000_000)
     return folder
 
 
 @pytest.fixture(scope="module")
 def proxy_of_all(folder: Path) -> Iterator[FaultProxy]:
-    with servers.nginx(folder) as web, fault_proxy(web.port) as proxy:
+    with served(folder) as proxy:
         yield proxy
 
 
@@ -92,58 +90,47 @@ def test_an_epoch_is_downloaded_once(
     assert [one.path for one in proxy.figures().log] == ["/data/manifest.json"]
 
 
-def test_two_jobs_that_start_at_once_download_each_range_once(
-    folder: Path, proxy: FaultProxy, tmp_path: Path
-) -> None:
-    program = """
-        import sys, shardio
-        from torch.utils.data import DataLoader
-        url, cache = sys.argv[1:]
+JOB = """
+    import sys, shardio
+    from torch.utils.data import DataLoader
+    if __name__ == "__main__":
+        url, cache, workers, start, order = sys.argv[1:]
+        options = {"shuffle": False}
+        if order == "shuffled":
+            options = {"shuffle_buffer": 60, "order": shardio.Order(spans=4, unit=5)}
         there = shardio.ShardDataset(url, batch_size=20, decode=None, fields=("image", "label"),
-            shuffle_buffer=60, order=shardio.Order(spans=4, unit=5),
-            storage=shardio.Storage(cache=cache, cache_bytes="1GiB"))
+            storage=shardio.Storage(cache=cache, cache_bytes="1GiB"), **options)
         labels = []
-        for images, found in DataLoader(there, batch_size=None, num_workers=2):
+        loader = DataLoader(there, batch_size=None, num_workers=int(workers),
+            multiprocessing_context=start)
+        for images, found in loader:
             for image, label in zip(images, found.tolist()):
                 assert bytes(image[3:7].tolist()) == label.to_bytes(4, "big")
                 labels.append(label)
         assert sorted(labels) == list(range(600))
-    """
-    command = [sys.executable, "-c", textwrap.dedent(program), f"{proxy.url}/data"]
+        assert order == "shuffled" or labels == sorted(labels)
+"""
+
+
+def job(url: str, cache: Path, workers: int, start: str, order: str, *options: str) -> list[str]:
+    """Return the command of a job that reads the dataset. options: of Python."""
+    script = cache.with_name("job.py")
+    script.write_text(textwrap.dedent(JOB))
+    return [sys.executable, *options, str(script), url, str(cache), str(workers), start, order]
+
+
+def test_two_jobs_that_start_at_once_download_each_range_once(
+    folder: Path, proxy: FaultProxy, tmp_path: Path
+) -> None:
     proxy.limits(latency_s=0.2)  # so that both are at it at the same time
-    jobs = [subprocess.Popen([*command, str(tmp_path / "cache")]) for _ in range(2)]
+    command = job(f"{proxy.url}/data", tmp_path / "cache", 2, "fork", "shuffled")
+    jobs = [subprocess.Popen(command) for _ in range(2)]
     assert [job.wait(LIMIT_S) for job in jobs] == [0, 0]
     asked = Counter((one.path, one.range) for one in proxy.figures().log if one.sent > 20_000)
     assert len(asked) == 2 * len(list((folder / "data").glob("*.shard")))  # all ranges of all
     # By four processes. Second requests need eight transfers to be late by; none has so many.
     assert asked.total() <= len(asked) + 1, asked
     assert proxy.figures().needed < 1.02 * size(folder)
-
-
-def test_a_killed_job_leaves_what_the_next_one_can_use(
-    folder: Path, proxy: FaultProxy, tmp_path: Path
-) -> None:
-    program = """
-        import sys, shardio
-        from torch.utils.data import DataLoader
-        url, cache = sys.argv[1:]
-        there = shardio.ShardDataset(url, batch_size=20, decode=None, fields=("label",),
-            storage=shardio.Storage(cache=cache, cache_bytes="1GiB"))
-        for batch in DataLoader(there, batch_size=None, num_workers=1):
-            print(len(batch), flush=True)
-            sys.stdin.readline()
-    """
-    command = [sys.executable, "-c", textwrap.dedent(program), f"{proxy.url}/data"]
-    with subprocess.Popen(
-        [*command, str(tmp_path / "cache")], stdout=subprocess.PIPE, stdin=subprocess.PIPE
-    ) as job:
-        assert job.stdout is not None
-        job.stdout.readline()
-        job.send_signal(signal.SIGKILL)
-        job.wait(LIMIT_S)
-    want = batches(DataLoader(dataset(folder / "data"), batch_size=None))
-    there = dataset(f"{proxy.url}/data", tmp_path / "cache")
-    assert batches(DataLoader(there, batch_size=None, num_workers=2)) == want
 
 
 def test_damage_in_the_cache_is_downloaded_again(
@@ -220,39 +207,7 @@ def test_faults_do_not_get_into_the_cache(folder: Path, proxy: FaultProxy, tmp_p
 
 def read_only_run(url: str, cache: Path, workers: int, start: str, *options: str) -> str:
     """Read the dataset by a job that may only read the cache; return what it says on stderr."""
-    unshare = shutil.which("unshare")
-    if unshare is None or os.geteuid() != 0:
-        pytest.skip("NOT TESTED HERE: nothing can be mounted")
-    program = """
-        import sys, shardio
-        from torch.utils.data import DataLoader
-        if __name__ == "__main__":
-            url, cache, workers, start = sys.argv[1:]
-            there = shardio.ShardDataset(url, batch_size=20, decode=None, fields=("image", "label"),
-                shuffle=False, storage=shardio.Storage(cache=cache, cache_bytes="1GiB"))
-            labels = []
-            loader = DataLoader(there, batch_size=None, num_workers=int(workers),
-                multiprocessing_context=start)
-            for images, found in loader:
-                for image, label in zip(images, found.tolist()):
-                    assert bytes(image[3:7].tolist()) == label.to_bytes(4, "big")
-                    labels.append(label)
-            assert labels == list(range(600))
-    """
-    script = cache.with_name("job.py")
-    script.write_text(textwrap.dedent(program))
-    mount = f'mount --bind {cache} {cache} && mount -o remount,bind,ro {cache} && exec "$@"'
-    command = [sys.executable, *options, str(script), url, str(cache), str(workers), start]
-    done = subprocess.run(
-        [unshare, "-m", "sh", "-c", mount, "sh", *command],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    if done.returncode and "mount" in done.stderr and "Traceback" not in done.stderr:
-        pytest.skip(f"NOT TESTED HERE: {done.stderr}")
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    return run_mounted(read_only(cache), job(url, cache, workers, start, "in order", *options))
 
 
 def test_a_read_only_cache_is_read(folder: Path, proxy: FaultProxy, tmp_path: Path) -> None:
@@ -276,8 +231,8 @@ def test_a_read_only_cache_of_nothing_is_warned_of_once(
     cache = tmp_path / "cache"
     cache.mkdir()
     (cache / "notes.txt").write_text("not the cache's")
-    said = read_only_run(f"{proxy.url}/data", cache, 2, start)
-    assert said.count("UserWarning: ") == 1 and "job.py:6: UserWarning" in said
+    said = read_only_run(f"{proxy.url}/data", cache, 1, start)
+    assert said.count("UserWarning: ") == 1 and "job.py:9: UserWarning" in said
     assert f"{cache}: the cache keeps nothing: this user has no permission to write" in said
 
 

@@ -8,11 +8,7 @@ from support import hub_server, identity_server, object_stores, servers
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.store_datasets import NAME, RECORDS, epoch, label
-from support.url_datasets import (
-    image,
-    quick,
-    run,
-)
+from support.url_datasets import image, quick, run
 
 import shardio
 from shardio import Storage

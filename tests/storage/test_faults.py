@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import servers
-from support.fault_proxy import FaultProxy, fault_proxy
+from support.fault_proxy import FaultProxy
 from support.faults import Rule
+from support.url_datasets import served, write_images
 from support.url_reader import UrlReader, digest, url_reader
-
-import shardio
 
 RECORDS = 80
 FAULTS = (
@@ -55,17 +53,13 @@ def image(number: int) -> bytes:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("www")
-    with shardio.Writer(
-        folder / "data", fields={"image": "image", "label": "int"}, shard_size="16MiB"
-    ) as writer:
-        for number in range(RECORDS):
-            writer.write({"__key__": f"{number}.jpg", "image": image(number), "label": number})
+    write_images(folder / "data", RECORDS, image, "16MiB")
     return folder
 
 
 @pytest.fixture(scope="module")
 def proxy_of_all(folder: Path) -> Iterator[FaultProxy]:
-    with servers.nginx(folder) as web, fault_proxy(web.port) as proxy:
+    with served(folder) as proxy:
         yield proxy
 
 

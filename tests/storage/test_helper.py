@@ -14,19 +14,13 @@ import pytest
 from support import LIMIT_S, servers
 from support.fault_proxy import FaultProxy
 from support.faults import Rule
-from support.url_datasets import (
-    FILE_BYTES,
-    content,
-    opened,
-    request,
-    run,
-    start,
-)
+from support.url_datasets import FILE_BYTES, content, opened, request, run, start
 
 import shardio
 from shardio import Storage
 from shardio.errors import StorageError
 from shardio.storage import ranges
+from shardio.storage.client import Store
 from shardio.storage.location import locate
 
 
@@ -64,7 +58,8 @@ def test_an_announced_range_that_failed_is_asked_for_anew(proxy: FaultProxy) -> 
 def test_a_helper_that_ends_or_stops_is_named_and_replaced(
     proxy: FaultProxy, how: signal.Signals, what: str
 ) -> None:
-    file = opened(proxy, 20.0 if how == signal.SIGKILL else 4.0)
+    file = opened(proxy)
+    file.store = Store(proxy.url, timeout_s=2.0)
     proxy.rules(Rule("timeout", path="file"))
     file.will_need(0, 1000)
     file.will_need(1 << 20, 1000)

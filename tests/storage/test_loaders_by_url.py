@@ -1,8 +1,6 @@
 """Loaders that read by URL: their processes may end at any moment, and consumers may be slow."""
 
-import os
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,30 +8,30 @@ from typing import Any
 import numpy as np
 import pytest
 from support import servers
-from support.fault_proxy import FaultProxy, fault_proxy
+from support.fault_proxy import FaultProxy
 from support.faults import Rule
 from support.leftovers import nothing_left
+from support.url_datasets import served, write_images
 from torch.utils.data import DataLoader
 
 import shardio
-from shardio import Order, ShardDataset, ShardLoader, Storage
+from shardio import Order, ShardDataset, Storage
 from shardio.dataset import fetch
-from shardio.errors import WorkerError
 from shardio.order.options import ALL_RECORDS
 from shardio.storage import ranges
 
 RECORDS = 160
 
 
+def image(number: int) -> bytes:
+    return b"\xff\xd8\xff" + np.random.default_rng(number).bytes(100_000)
+
+
 @pytest.fixture(scope="module")
 def proxy_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
     folder = tmp_path_factory.mktemp("www")
-    fields = {"image": "image", "label": "int"}
-    with shardio.Writer(folder / "data", fields=fields, shard_size=4_000_000) as writer:
-        for number in range(RECORDS):
-            data = b"\xff\xd8\xff" + np.random.default_rng(number).bytes(100_000)
-            writer.write({"__key__": f"{number}.jpg", "image": data, "label": number})
-    with servers.nginx(folder) as web, fault_proxy(web.port) as proxy:
+    write_images(folder / "data", RECORDS, image, 4_000_000)
+    with served(folder) as proxy:
         yield proxy
 
 
@@ -50,31 +48,6 @@ def dataset(proxy: FaultProxy, **options: Any) -> ShardDataset:
 
 def labels(loader: Any) -> list[int]:
     return sorted(label for _, batch in loader for label in batch.tolist())
-
-
-@pytest.mark.parametrize("what", ["index", "range"])
-def test_a_killed_loader_process_is_named_and_the_next_pass_works(
-    proxy: FaultProxy, what: str
-) -> None:
-    there = dataset(proxy)
-    with ShardLoader(there, num_workers=2) as loader:
-        batches = iter(loader)
-        next(batches)
-        proxy.rules(Rule("timeout", path="shard"))
-        begun = proxy.figures().requests
-        pids = loader.explain().pids
-        if what == "range":
-            proxy.wait(requests=begun)
-        for pid in pids:  # each is waited for in its turn
-            os.kill(pid, signal.SIGKILL)
-        with pytest.raises(WorkerError, match=r"SIGKILL|signal 9|killed"):
-            for _ in batches:
-                pass
-    proxy.rules()
-    there.set_epoch(1)
-    with ShardLoader(there, num_workers=2) as loader:
-        assert labels(loader) == list(range(RECORDS))
-    ranges.close()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -110,7 +83,10 @@ def test_a_slow_consumer_holds_no_more_than_its_budget_and_its_windows(
     assert ranges.ranges().in_flight == 0
 
 
-@pytest.mark.parametrize(("workers", "method"), [(0, None), (2, "fork"), (2, "spawn")])
+@pytest.mark.parametrize(
+    ("workers", "method"),
+    [(0, None), (2, "fork"), pytest.param(2, "spawn", marks=pytest.mark.slow)],
+)
 def test_requests_that_failed_in_a_dataloader_are_told(
     proxy: FaultProxy, workers: int, method: str | None
 ) -> None:

@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import LIMIT_S, servers, worker_programs
-from support.fault_proxy import FaultProxy, fault_proxy
+from support import LIMIT_S, worker_programs
+from support.fault_proxy import FaultProxy
 from support.faults import Rule
 from support.leftovers import nothing_left, of_killed_workers
+from support.url_datasets import served, write_images
 from support.url_reader import digest, url_reader
 from torch.utils.data import DataLoader
 
@@ -52,10 +53,8 @@ def number_of(data: bytes) -> int:
 @pytest.fixture(scope="module")
 def proxy_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
     folder = tmp_path_factory.mktemp("www")
-    with shardio.Writer(folder / "data", fields={"image": "image"}, shard_size=800_000) as writer:
-        for number in range(RECORDS):
-            writer.write({"__key__": f"{number}.jpg", "image": image(number)})
-    with servers.nginx(folder) as web, fault_proxy(web.port) as proxy:
+    write_images(folder / "data", RECORDS, image, 800_000)
+    with served(folder) as proxy:
         yield proxy
 
 

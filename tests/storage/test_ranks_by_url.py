@@ -11,10 +11,9 @@ import pytest
 from support import LIMIT_S, object_stores, programs, servers, url_rank_programs
 from support.fault_proxy import fault_proxy
 from support.faults import Rule
+from support.url_datasets import write_images
 from support.url_rank_programs import GLOBAL_BATCH, STOP, Steps, dataset, rows
 from torch.utils.data import DataLoader
-
-import shardio
 
 RECORDS, RANKS = 96, 2
 
@@ -22,11 +21,11 @@ RECORDS, RANKS = 96, 2
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("www")
-    fields = {"image": "image", "label": "int"}
-    with shardio.Writer(folder / "data", fields=fields, shard_size=60_000) as writer:
-        for number in range(RECORDS):
-            image = b"\xff\xd8\xff" + np.random.default_rng(number).bytes(4_000)
-            writer.write({"__key__": f"{number}.jpg", "image": image, "label": number})
+
+    def image(number: int) -> bytes:
+        return b"\xff\xd8\xff" + np.random.default_rng(number).bytes(4_000)
+
+    write_images(folder / "data", RECORDS, image, 60_000)
     return folder
 
 

@@ -1,6 +1,5 @@
 """Datasets read by URL, from a real server over HTTP: the same records, whoever reads them."""
 
-import multiprocessing
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,7 @@ import pytest
 from support import servers
 from support.fault_proxy import FaultProxy
 from support.faults import Rule
-from support.url_datasets import (
-    RECORDS,
-    batches,
-    dataset,
-    image,
-    local,
-    quick,
-    run,
-)
+from support.url_datasets import RECORDS, batches, dataset, image, local, quick, run
 from torch.utils.data import DataLoader
 
 import shardio
@@ -59,40 +50,33 @@ def test_an_epoch_is_the_same_by_url(
     assert batches(there) == local(folder, **options)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_every_way_to_start_processes_reads_by_url(
-    folder: Path, web: servers.Web, method: str
-) -> None:
-    there = dataset(f"{web.url}/data")
-    assert len(there) == RECORDS // 8  # the trainer has read the manifest, by its helper
-    assert shardio.open(f"{web.url}/data", decode=None)[0]["label"] == 0  # and a record
-    context = multiprocessing.get_context(method)
-    assert batches(
-        DataLoader(there, batch_size=None, num_workers=2, multiprocessing_context=context)
-    ) == local(folder)
+SLOW = [pytest.param("ShardLoader", m, marks=pytest.mark.slow) for m in ("spawn", "forkserver")]
 
 
 @pytest.mark.parametrize(
-    "method",
-    ["fork", *(pytest.param(one, marks=pytest.mark.slow) for one in ("spawn", "forkserver"))],
+    ("kind", "method"),
+    [
+        *(("DataLoader", method) for method in ("fork", "spawn", "forkserver")),
+        ("ShardLoader", "fork"),
+        *SLOW,
+    ],
 )
-def test_shard_loader_reads_by_url_and_again(folder: Path, web: servers.Web, method: str) -> None:
-    there = dataset(f"{web.url}/data")
+def test_every_way_to_start_processes_reads_by_url(
+    folder: Path, web: servers.Web, kind: str, method: str
+) -> None:
+    here, there = dataset(folder / "data"), dataset(f"{web.url}/data")
+    # The trainer has read the manifest, by its helper, and a record.
+    assert len(there) == RECORDS // 8
     assert shardio.open(f"{web.url}/data", decode=None)[3]["label"] == 3
+    if kind == "DataLoader":
+        options = {"num_workers": 2, "multiprocessing_context": method}
+        assert batches(DataLoader(there, batch_size=None, **options)) == local(folder)
+        return
     for epoch in range(2):
         there.set_epoch(epoch)
-        here = dataset(folder / "data")
         here.set_epoch(epoch)
         with ShardLoader(there, num_workers=2, multiprocessing_context=method) as loader:
             assert batches(loader) == batches(DataLoader(here, batch_size=None))
-
-
-def test_a_resume_goes_on_by_url(folder: Path, web: servers.Web) -> None:
-    whole = local(folder)
-    for steps in (1, 7, 14):
-        there = dataset(f"{web.url}/data")
-        there.load_state_dict(dataset(folder / "data").state_dict(steps=steps))
-        assert batches(DataLoader(there, batch_size=None, num_workers=1)) == whole[steps:]
 
 
 # --- what is asked --------------------------------------------------------------------------------
@@ -136,24 +120,6 @@ def test_the_trainer_holds_no_client(web: servers.Web) -> None:
     assert shardio.open(f"{web.url}/data", decode=None)[3]["label"] == 3
     assert ranges.helper_pid() is not None
     assert not ranges.client_in_use()
-
-
-def test_a_fork_after_reading_reads_by_itself(folder: Path, web: servers.Web) -> None:
-    there = shardio.open(f"{web.url}/data", decode=None)
-    there[0]
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        assert pool.map(lambda_of(there), range(20, 30)) == [image(n) for n in range(20, 30)]
-    assert there[40]["image"] == image(40)
-
-
-class lambda_of:
-    """A function that can be pickled."""
-
-    def __init__(self, there: Any) -> None:
-        self.there = there
-
-    def __call__(self, number: int) -> bytes:
-        return self.there[number]["image"]  # type: ignore[no-any-return]
 
 
 def test_a_loader_process_of_a_parent_with_a_client_uses_a_helper(

@@ -9,13 +9,7 @@ import pytest
 from support import object_stores
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
-from support.url_datasets import (
-    FILE_BYTES,
-    content,
-    figures,
-    opened,
-    request,
-)
+from support.url_datasets import FILE_BYTES, content, figures, opened, request
 
 from shardio import Storage
 from shardio.storage import ranges

@@ -3,10 +3,11 @@
 The web server is a fixture of tests/storage/conftest.py.
 """
 
+import contextlib
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from shardio.storage import ranges
 from shardio.storage.client import Request, Store
 from shardio.storage.location import locate
 from shardio.storage.transfers import Figures
-from support import LIMIT_S
-from support.fault_proxy import FaultProxy
+from support import LIMIT_S, servers
+from support.fault_proxy import FaultProxy, fault_proxy
 
 RECORDS = 120
 SHARD_BYTES = 400_000  # six shards
@@ -47,6 +48,13 @@ def write_images(
     with shardio.Writer(folder, fields=fields, shard_size=shard_size, **options) as writer:
         for number in range(count):
             writer.write({"__key__": f"{number}.jpg", "image": image(number), "label": number})
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[FaultProxy]:
+    """Serve a folder by a web server, through a fault proxy."""
+    with servers.nginx(folder) as web, fault_proxy(web.port) as proxy:
+        yield proxy
 
 
 def write(folder: Path, format: str = "record") -> None:
