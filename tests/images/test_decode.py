@@ -426,14 +426,8 @@ def test_importing_the_module_imports_neither_pil_nor_torch():
     ("error", "lacks"),
     [
         ("decoder jpeg2k not available", "JPEG 2000: .*libopenjp2-7-dev"),
-        (
-            "image file cannot be identified: AVIF support not installed",
-            "AVIF: .*libavif",
-        ),
-        (
-            "image file cannot be identified: WEBP support not installed",
-            "WebP: .*libwebp",
-        ),
+        ("image file cannot be identified: AVIF support not installed", "AVIF: .*libavif"),
+        ("image file cannot be identified: WEBP support not installed", "WebP: .*libwebp"),
         (
             "cannot import name '_imagingcms' from 'PIL'",
             "colour profiles, which LAB needs: .*liblcms2-dev",

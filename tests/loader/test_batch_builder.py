@@ -3,20 +3,22 @@
 import pickle
 import threading
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support import LIMIT_S
 from support.loading import (
     BATCH,
-    COUNTS,
     EACH_POOL,
     ONE_OF_EACH,
     TUPLES,
     Counts,
     Packed,
     Raises,
+    Workers,
     labels,
+    loader_of,
     number,
     picture,
     pictures,
@@ -28,9 +30,8 @@ import shardio
 from shardio import CenterCrop, CollateError, DamageError, DecodeError, ShardLoader, StorageError
 
 
-def test_what_a_collate_fn_keeps_of_a_dropped_batch_is_not_overwritten(packed: Packed) -> None:
+def test_what_a_collate_fn_keeps_of_a_dropped_batch_is_not_overwritten(folder: Path) -> None:
     """The second batch is collated before a row of the first raises, and is handed to nobody."""
-    folder = packed(COUNTS)
     order = labels(pictures(folder))
     collated, kept, raised = threading.Event(), [], []
 
@@ -74,8 +75,7 @@ class Waits:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_slow_row_holds_up_no_other(packed: Packed, workers: int) -> None:
-    folder = packed(COUNTS)
+def test_a_slow_row_holds_up_no_other(folder: Path, workers: int) -> None:
     order = labels(pictures(folder))
     decode = Waits(order[0][0], order[2][-1])
     dataset = pictures(folder, decode=decode)
@@ -84,9 +84,9 @@ def test_a_slow_row_holds_up_no_other(packed: Packed, workers: int) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [1, 3])
-def test_no_more_is_made_ahead_than_was_asked_for(packed: Packed, prefetch: int) -> None:
+def test_no_more_is_made_ahead_than_was_asked_for(folder: Path, prefetch: int) -> None:
     with closing(Counts()) as counts:
-        dataset = pictures(packed(COUNTS), decode=counts)
+        dataset = pictures(folder, decode=counts)
         with ShardLoader(dataset, num_workers=1, prefetch_factor=prefetch) as loader:
             iterator = iter(loader)
             counts.wait(prefetch * BATCH)
@@ -98,9 +98,8 @@ def test_no_more_is_made_ahead_than_was_asked_for(packed: Packed, prefetch: int)
 
 @EACH_POOL
 def test_a_transform_that_raises_stop_iteration_does_not_end_the_epoch(
-    packed: Packed, workers: tuple[int, int]
+    folder: Path, workers: Workers
 ) -> None:
-    folder = packed(COUNTS)
     order = labels(pictures(folder))
     dataset = pictures(folder, decode=Raises(order[3][5], StopIteration("early")))
     got = []
@@ -110,7 +109,7 @@ def test_a_transform_that_raises_stop_iteration_does_not_end_the_epoch(
     assert got == order[:3]
     got = []
     dataset.set_epoch(0)
-    loader = ShardLoader(dataset, num_workers=workers[0], threads=workers[1])
+    loader = loader_of(dataset, workers)
     with loader, pytest.raises(RuntimeError, match="raised StopIteration"):
         for batch in loader:
             got += labels([batch])
@@ -118,7 +117,7 @@ def test_a_transform_that_raises_stop_iteration_does_not_end_the_epoch(
 
 
 @ONE_OF_EACH
-def test_the_cause_of_an_error_is_not_lost(packed: Packed, workers: tuple[int, int]) -> None:
+def test_the_cause_of_an_error_is_not_lost(folder: Path, workers: Workers) -> None:
     class Chained:
         def __call__(self, data: bytes) -> Any:
             try:
@@ -126,8 +125,8 @@ def test_the_cause_of_an_error_is_not_lost(packed: Packed, workers: tuple[int, i
             except KeyError as error:
                 raise ValueError("the outcome") from error
 
-    dataset = pictures(packed(COUNTS), decode=Chained())
-    with ShardLoader(dataset, num_workers=workers[0], threads=workers[1]) as loader:
+    dataset = pictures(folder, decode=Chained())
+    with loader_of(dataset, workers) as loader:
         with pytest.raises(ValueError, match="the outcome") as caught:
             next(iter(loader))
         cause = caught.value.__cause__
@@ -148,19 +147,17 @@ class BadCollate:
 
 
 @ONE_OF_EACH
-def test_what_a_collate_fn_raises(packed: Packed, workers: tuple[int, int]) -> None:
-    folder = packed(COUNTS)
+def test_what_a_collate_fn_raises(folder: Path, workers: Workers) -> None:
     order = labels(pictures(folder))
     dataset = pictures(folder, collate_fn=BadCollate(order[2][0]))
-    with ShardLoader(dataset, num_workers=workers[0], threads=workers[1]) as loader:
+    with loader_of(dataset, workers) as loader:
         iterator = iter(loader)
         assert labels([next(iterator), next(iterator)]) == order[:2]
         with pytest.raises(ValueError, match="no batch of these"):
             next(iterator)
 
 
-def test_a_batch_that_cannot_be_pickled(packed: Packed) -> None:
-    folder = packed(COUNTS)
+def test_a_batch_that_cannot_be_pickled(folder: Path) -> None:
     order = labels(pictures(folder))
     dataset = pictures(folder, collate_fn=BadCollate(order[2][0], pickles=False))
     with ShardLoader(dataset, num_workers=2) as loader:
@@ -173,26 +170,25 @@ def test_a_batch_that_cannot_be_pickled(packed: Packed) -> None:
 
 
 @ONE_OF_EACH
-def test_samples_that_do_not_stack(packed: Packed, workers: tuple[int, int]) -> None:
-    folder = packed(COUNTS)
+def test_samples_that_do_not_stack(folder: Path, workers: Workers) -> None:
     first = labels(pictures(folder))[0][3]
 
     def mixed(data: bytes) -> Any:
         return (1,) if number(data) == first else (1, 2)
 
     dataset = stream(folder, fields=("image",), decode=mixed)
-    loader = ShardLoader(dataset, num_workers=workers[0], threads=workers[1])
+    loader = loader_of(dataset, workers)
     with loader, pytest.raises(CollateError, match=f"record {first} of .* tuple of 1"):
         next(iter(loader))
 
 
 @ONE_OF_EACH
-def test_damage_is_named(packed: Packed, workers: tuple[int, int]) -> None:
+def test_damage_is_named(packed: Packed, workers: Workers) -> None:
     folder = packed([40])
     data = shard_files(folder)[0].read_bytes()
     target = labels(pictures(folder))[3][2]
     flip(shard_files(folder)[0], data.index(payload(target)) + 3)
-    with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
+    with loader_of(pictures(folder), workers) as loader:
         iterator = iter(loader)
         got = []
         with pytest.raises(DamageError, match=f"record {target}"):
@@ -202,12 +198,12 @@ def test_damage_is_named(packed: Packed, workers: tuple[int, int]) -> None:
 
 
 @ONE_OF_EACH
-def test_a_missing_shard_is_named(packed: Packed, workers: tuple[int, int]) -> None:
+def test_a_missing_shard_is_named(packed: Packed, workers: Workers) -> None:
     folder = packed([40, 40])
     dataset = pictures(folder, shuffle=False)
     gone = shard_files(folder)[1]
     gone.unlink()
-    with ShardLoader(dataset, num_workers=workers[0], threads=workers[1]) as loader:
+    with loader_of(dataset, workers) as loader:
         got = []
         with pytest.raises((StorageError, DamageError), match=gone.name):
             for batch in loader:
@@ -215,10 +211,10 @@ def test_a_missing_shard_is_named(packed: Packed, workers: tuple[int, int]) -> N
         assert got == labels(pictures(packed([40], "one"), shuffle=False))[: len(got)]
 
 
-def test_an_image_that_is_none_is_named(packed: Packed) -> None:
-    dataset = stream(packed(COUNTS), transform=CenterCrop(8), **TUPLES)
+def test_an_image_that_is_none_is_named(folder: Path) -> None:
+    dataset = stream(folder, transform=CenterCrop(8), **TUPLES)
     for workers in (0, 1), (1, 1):
         dataset.set_epoch(0)
-        loader = ShardLoader(dataset, num_workers=workers[0], threads=workers[1])
+        loader = loader_of(dataset, workers)
         with loader, pytest.raises(DecodeError, match=r"record \d+ of the dataset, k/\d+\.jpg"):
             next(iter(loader))

@@ -95,10 +95,7 @@ class Refusing(Decoder):
     name = "refusing"
 
     def __init__(
-        self,
-        refused: Sequence[bytes] = (),
-        wrong: Sequence[bytes] = (),
-        wide: Sequence[bytes] = (),
+        self, refused: Sequence[bytes] = (), wrong: Sequence[bytes] = (), wide: Sequence[bytes] = ()
     ) -> None:
         self.refused, self.wrong, self.wide = refused, wrong, wide
         self.calls: list[int] = []
@@ -196,10 +193,7 @@ def train(folder: Path, decode: Any = "cuda", **options: Any) -> shardio.ShardDa
         "transform", shardio.RandomResizedCrop(SHAPE, flip=True, interpolation="bicubic")
     )
     return shardio.ShardDataset(
-        folder,
-        **{"batch_size": 8} | options,
-        fields=("image", "label"),
-        decode=decode,
+        folder, **{"batch_size": 8} | options, fields=("image", "label"), decode=decode
     )
 
 

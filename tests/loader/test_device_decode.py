@@ -72,10 +72,7 @@ def test_exif_is_taken_from_a_jpeg_without_changing_the_loader_s_bytes() -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (
-            {"decoder": "dali"},
-            'decoder is \'dali\': expected one of "auto", "nvimgcodec"',
-        ),
+        ({"decoder": "dali"}, 'decoder is \'dali\': expected one of "auto", "nvimgcodec"'),
         ({"decoder": "nvimgcodec"}, 'device is "cpu": give device="cuda", or leave decoder out'),
     ],
 )

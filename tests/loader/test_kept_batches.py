@@ -4,22 +4,24 @@ import gc
 import os
 import resource
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.leftovers import descriptors
 from support.loading import (
     BATCH,
-    COUNTS,
     EACH_POOL,
     STEPS,
     TUPLES,
     Packed,
+    Workers,
     assert_same,
     differences,
     ended,
     in_child,
     labels,
+    loader_of,
     pictures,
     pool_of,
     stream,
@@ -41,11 +43,10 @@ KEEP: dict[str, Callable[[Any], Any]] = {
 @EACH_POOL
 @pytest.mark.parametrize("keep", KEEP.values(), ids=KEEP.keys())
 def test_what_is_kept_is_never_overwritten(
-    packed: Packed, keep: Callable[[Any], Any], workers: tuple[int, int]
+    folder: Path, keep: Callable[[Any], Any], workers: Workers
 ) -> None:
-    folder = packed(COUNTS)
     expected = [keep(batch).tolist() for batch in pictures(folder)]
-    with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
+    with loader_of(pictures(folder), workers) as loader:
         kept = []
         for step, batch in enumerate(loader):
             kept.append(keep(batch))
@@ -61,10 +62,10 @@ def test_what_is_kept_is_never_overwritten(
 @pytest.mark.parametrize("copy", [False, True])
 @EACH_POOL
 def test_the_ring_is_as_long_as_it_must_be_and_no_longer(
-    packed: Packed, workers: tuple[int, int], copy: bool
+    folder: Path, workers: Workers, copy: bool
 ) -> None:
-    dataset = pictures(packed(COUNTS))
-    with ShardLoader(dataset, num_workers=workers[0], threads=workers[1], copy=copy) as loader:
+    dataset = pictures(folder)
+    with loader_of(dataset, workers, copy=copy) as loader:
         for epoch in range(5):
             loader.set_epoch(epoch)
             for batch in loader:
@@ -76,15 +77,11 @@ def test_the_ring_is_as_long_as_it_must_be_and_no_longer(
 
 
 @pytest.mark.parametrize("workers", [(0, 3), (1, 3)], ids=["0x3", "1x3"])
-def test_the_ring_is_no_longer_for_a_built_in_transform(
-    packed: Packed, workers: tuple[int, int]
-) -> None:
+def test_the_ring_is_no_longer_for_a_built_in_transform(packed: Packed, workers: Workers) -> None:
     """Threads must not keep the rows that they wrote last."""
     folder = packed([64], image=lambda i: jpeg(i, (60, 50)))
     dataset = stream(folder, transform=CenterCrop(64), **TUPLES)
-    with ShardLoader(
-        dataset, num_workers=workers[0], threads=workers[1], prefetch_factor=1
-    ) as loader:
+    with loader_of(dataset, workers, prefetch_factor=1) as loader:
         for epoch in range(6):
             loader.set_epoch(epoch)
             for _ in loader:
@@ -93,8 +90,8 @@ def test_the_ring_is_no_longer_for_a_built_in_transform(
 
 
 @pytest.mark.parametrize("copy", [False, True])
-def test_memory_of_batches_that_were_kept_is_given_back(packed: Packed, copy: bool) -> None:
-    dataset = pictures(packed(COUNTS))
+def test_memory_of_batches_that_were_kept_is_given_back(folder: Path, copy: bool) -> None:
+    dataset = pictures(folder)
     with ShardLoader(dataset, num_workers=2, prefetch_factor=1, copy=copy) as loader:
         for _ in loader:
             pass
@@ -113,8 +110,8 @@ def test_memory_of_batches_that_were_kept_is_given_back(packed: Packed, copy: bo
         assert loader.explain().batch_bytes <= ring * 2 * most / STEPS
 
 
-def test_labels_that_are_kept_do_not_keep_images(packed: Packed) -> None:
-    with ShardLoader(pictures(packed(COUNTS)), num_workers=2) as loader:
+def test_labels_that_are_kept_do_not_keep_images(folder: Path) -> None:
+    with ShardLoader(pictures(folder), num_workers=2) as loader:
         kept = []
         for epoch in range(3):
             loader.set_epoch(epoch)
@@ -124,9 +121,8 @@ def test_labels_that_are_kept_do_not_keep_images(packed: Packed) -> None:
 
 
 @EACH_POOL
-def test_batches_may_be_written_to(packed: Packed, workers: tuple[int, int]) -> None:
-    folder = packed(COUNTS)
-    with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
+def test_batches_may_be_written_to(folder: Path, workers: Workers) -> None:
+    with loader_of(pictures(folder), workers) as loader:
         for epoch in range(3):
             loader.set_epoch(epoch)
             dataset = pictures(folder)
@@ -137,8 +133,7 @@ def test_batches_may_be_written_to(packed: Packed, workers: tuple[int, int]) -> 
                 found[1].zero_()
 
 
-def test_copies_are_right_and_free_their_buffers_at_once(packed: Packed) -> None:
-    folder = packed(COUNTS)
+def test_copies_are_right_and_free_their_buffers_at_once(folder: Path) -> None:
     expected = list(pictures(folder))
     with ShardLoader(pictures(folder), num_workers=2, copy=True) as loader:
         kept = list(loader)
@@ -160,7 +155,7 @@ def test_batches_that_are_kept_do_not_use_up_descriptors(packed: Packed, room: i
     try:
         for workers in (0, 1), (2, 1):
             dataset = pictures(folder, **options)
-            with ShardLoader(dataset, num_workers=workers[0], threads=workers[1]) as loader:
+            with loader_of(dataset, workers) as loader:
                 assert_same(loader, expected)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -179,28 +174,19 @@ class MixWithEarlier:
 
 
 @pytest.mark.parametrize("workers", [(0, 0), (0, 1), (1, 1)], ids=["loop", "0x1", "1x1"])
-def test_what_a_collate_fn_keeps_is_not_overwritten(
-    packed: Packed, workers: tuple[int, int]
-) -> None:
-    folder = packed(COUNTS)
+def test_what_a_collate_fn_keeps_is_not_overwritten(folder: Path, workers: Workers) -> None:
     expected = list(pictures(folder, collate_fn=MixWithEarlier()))
     dataset = pictures(folder, collate_fn=MixWithEarlier())
-    with ShardLoader(
-        dataset, num_workers=workers[0], threads=workers[1], prefetch_factor=1
-    ) as loader:
+    with loader_of(dataset, workers, prefetch_factor=1) as loader:
         for found, one in zip(loader, expected, strict=True):
             assert differences(found, one) == ""
 
 
 @EACH_POOL
-def test_leaving_early_gives_the_buffers_back_at_once(
-    packed: Packed, workers: tuple[int, int]
-) -> None:
+def test_leaving_early_gives_the_buffers_back_at_once(folder: Path, workers: Workers) -> None:
     gc.disable()  # in forked processes, too: what a dropped pass was at must not wait for it
     try:
-        with ShardLoader(
-            pictures(packed(COUNTS)), num_workers=workers[0], threads=workers[1]
-        ) as loader:
+        with loader_of(pictures(folder), workers) as loader:
             for epoch in range(12):
                 loader.set_epoch(2 * epoch)
                 for _batch in loader:
@@ -213,13 +199,10 @@ def test_leaving_early_gives_the_buffers_back_at_once(
 
 
 @EACH_POOL
-def test_a_batch_in_a_child_is_not_overwritten_either(
-    packed: Packed, workers: tuple[int, int]
-) -> None:
-    folder = packed(COUNTS)
+def test_a_batch_in_a_child_is_not_overwritten_either(folder: Path, workers: Workers) -> None:
     order = labels(pictures(folder))
     gate = os.pipe()
-    with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
+    with loader_of(pictures(folder), workers) as loader:
         iterator = iter(loader)
         kept = [next(iterator)]
         pid = in_child(lambda: os.read(gate[0], 1) == b"!" and labels(kept) == order[:1])

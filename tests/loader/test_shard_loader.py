@@ -21,15 +21,16 @@ from support import LIMIT_S
 from support.leftovers import nothing_left
 from support.loading import (
     BATCH,
-    COUNTS,
     EACH_POOL,
     POOLS,
     STEPS,
     TUPLES,
     Packed,
+    Workers,
     assert_same,
     expected_of,
     labels,
+    loader_of,
     number,
     odd,
     picture,
@@ -125,13 +126,10 @@ REAL: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("workers", [(0, 0), (2, 2)], ids=["loop", "2x2"])
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES.keys())
 def test_batches_are_those_of_the_dataset(
-    packed: Packed, options: dict[str, Any], workers: tuple[int, int]
+    folder: Path, options: dict[str, Any], workers: Workers
 ) -> None:
-    folder = packed(COUNTS)
     expected = list(stream(folder, **options))
-    with ShardLoader(
-        stream(folder, **options), num_workers=workers[0], threads=workers[1]
-    ) as loader:
+    with loader_of(stream(folder, **options), workers) as loader:
         assert len(loader) == len(expected) == loader.remaining
         assert_same(loader, expected)
 
@@ -139,13 +137,11 @@ def test_batches_are_those_of_the_dataset(
 @pytest.mark.parametrize("workers", [(0, 2), (2, 2)], ids=["0x2", "2x2"])
 @pytest.mark.parametrize("options", REAL.values(), ids=REAL.keys())
 def test_batches_of_images_are_those_of_the_dataset(
-    packed: Packed, options: dict[str, Any], workers: tuple[int, int]
+    packed: Packed, options: dict[str, Any], workers: Workers
 ) -> None:
     folder = packed([20, 13], image=lambda i: jpeg(i, (60, 50 + 10 * (i % 2))))
     expected = list(stream(folder, **options))
-    with ShardLoader(
-        stream(folder, **options), num_workers=workers[0], threads=workers[1]
-    ) as loader:
+    with loader_of(stream(folder, **options), workers) as loader:
         assert_same(loader, expected)
         loader.set_epoch(1)
         again = stream(folder, **options)
@@ -164,8 +160,7 @@ def contents(batch: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["images", "float tensors", "permuted tensors", "dicts", "exact"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_those_of_a_dataloader(packed: Packed, name: str, workers: int) -> None:
-    folder = packed(COUNTS)
+def test_batches_are_those_of_a_dataloader(folder: Path, name: str, workers: int) -> None:
     torchs = DataLoader(stream(folder, **CASES[name]), batch_size=None, num_workers=workers)
     expected = [contents(batch) for batch in torchs]
     with ShardLoader(stream(folder, **CASES[name]), num_workers=2) as loader:
@@ -176,40 +171,35 @@ def test_batches_are_those_of_a_dataloader(packed: Packed, name: str, workers: i
 @pytest.mark.parametrize(
     "workers", [(0, 1), (0, 4), (1, 3), (3, 1)], ids=lambda c: f"{c[0]}x{c[1]}"
 )
-def test_any_number_of_batches_ahead(
-    packed: Packed, prefetch: int, workers: tuple[int, int]
-) -> None:
-    folder = packed(COUNTS)
+def test_any_number_of_batches_ahead(folder: Path, prefetch: int, workers: Workers) -> None:
     expected = list(pictures(folder))
     dataset = pictures(folder)
-    with ShardLoader(
-        dataset, num_workers=workers[0], threads=workers[1], prefetch_factor=prefetch
-    ) as loader:
+    with loader_of(dataset, workers, prefetch_factor=prefetch) as loader:
         assert_same(loader, expected)
 
 
 @EACH_POOL
-def test_mixtures(packed: Packed, workers: tuple[int, int]) -> None:
+def test_mixtures(packed: Packed, workers: Workers) -> None:
     def mixture() -> Any:
         first = pictures(packed([30], "a"), seed=3)
         second = pictures(packed([25, 5], "b", image=lambda i: payload(i + 100)), seed=3)
         return ShardDataset.mix([first, second], [2, 1])
 
     expected = list(mixture())
-    with ShardLoader(mixture(), num_workers=workers[0], threads=workers[1]) as loader:
+    with loader_of(mixture(), workers) as loader:
         assert_same(loader, expected)
 
 
 @EACH_POOL
-def test_selections(packed: Packed, workers: tuple[int, int]) -> None:
-    dataset = pictures(packed(COUNTS)).select(range(5, 60, 2))
-    expected = list(pictures(packed(COUNTS)).select(range(5, 60, 2)))
-    with ShardLoader(dataset, num_workers=workers[0], threads=workers[1]) as loader:
+def test_selections(folder: Path, workers: Workers) -> None:
+    dataset = pictures(folder).select(range(5, 60, 2))
+    expected = list(pictures(folder).select(range(5, 60, 2)))
+    with loader_of(dataset, workers) as loader:
         assert_same(loader, expected)
 
 
-def test_options_of_dataloader_are_explained(packed: Packed) -> None:
-    dataset = pictures(packed(COUNTS))
+def test_options_of_dataloader_are_explained(folder: Path) -> None:
+    dataset = pictures(folder)
     ours = inspect.signature(ShardLoader).parameters
     assert "num_workers" in ours and "options" not in ours  # who asks is told the real ones
     for name in inspect.signature(DataLoader).parameters.keys() - ours.keys():
@@ -231,21 +221,18 @@ OF_A_DEVICE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("option", OF_A_DEVICE)
-def test_options_of_a_device_without_one_are_refused(packed: Packed, option: str) -> None:
-    dataset = pictures(packed(COUNTS))
+def test_options_of_a_device_without_one_are_refused(folder: Path, option: str) -> None:
+    dataset = pictures(folder)
     with pytest.raises(OptionError, match=f"{option} without a device"):
         ShardLoader(dataset, num_workers=0, **{option: OF_A_DEVICE[option]})
     ShardLoader(dataset, num_workers=0, pin=False)  # nothing is
 
 
 @EACH_POOL
-def test_threads_may_share_an_iterator(packed: Packed, workers: tuple[int, int]) -> None:
-    folder = packed(COUNTS)
+def test_threads_may_share_an_iterator(folder: Path, workers: Workers) -> None:
     options = {"batch_size": 2}
     found: list[Any] = []
-    with ShardLoader(
-        pictures(folder, **options), num_workers=workers[0], threads=workers[1]
-    ) as loader:
+    with loader_of(pictures(folder, **options), workers) as loader:
         iterator = iter(loader)
         threads = [threading.Thread(target=lambda: found.extend(iterator)) for _ in range(4)]
         for thread in threads:
@@ -255,9 +242,9 @@ def test_threads_may_share_an_iterator(packed: Packed, workers: tuple[int, int])
     assert sorted(labels(found)) == sorted(labels(pictures(folder, **options)))
 
 
-def test_a_pickled_loader_makes_processes_of_its_own(packed: Packed) -> None:
-    expected = list(pictures(packed(COUNTS)))
-    with ShardLoader(pictures(packed(COUNTS)), num_workers=1) as loader:
+def test_a_pickled_loader_makes_processes_of_its_own(folder: Path) -> None:
+    expected = list(pictures(folder))
+    with ShardLoader(pictures(folder), num_workers=1) as loader:
         iterator = iter(loader)
         next(iterator)
         twin = pickle.loads(pickle.dumps(loader))
@@ -268,11 +255,10 @@ def test_a_pickled_loader_makes_processes_of_its_own(packed: Packed) -> None:
 
 
 @EACH_POOL
-def test_any_sequence_of_epochs(packed: Packed, workers: tuple[int, int]) -> None:
+def test_any_sequence_of_epochs(folder: Path, workers: Workers) -> None:
     """The next epoch is guessed: by one more, or the same again; wrong guesses cost no batch."""
-    folder = packed(COUNTS)
     draw = random.Random(workers[0])
-    with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
+    with loader_of(pictures(folder), workers) as loader:
         for epoch in (0, 1, 2, 7, 8, 3, 4, 4, 4, 5, 0, 9, 10):
             loader.set_epoch(epoch)
             with suppress(UserWarning):
@@ -284,8 +270,8 @@ def test_any_sequence_of_epochs(packed: Packed, workers: tuple[int, int]) -> Non
                 assert next(iterator, None) is None
 
 
-def test_a_stream_and_its_loader_have_no_items(packed: Packed) -> None:
-    dataset = pictures(packed(COUNTS))
+def test_a_stream_and_its_loader_have_no_items(folder: Path) -> None:
+    dataset = pictures(folder)
     with pytest.raises(OptionError, match=r"a stream.*shardio\.open"):
         dataset[0]
     with pytest.raises(OptionError, match="without a DataLoader"):
@@ -293,9 +279,8 @@ def test_a_stream_and_its_loader_have_no_items(packed: Packed) -> None:
 
 
 @EACH_POOL
-def test_leaving_early_and_iterating_again(packed: Packed, workers: tuple[int, int]) -> None:
-    folder = packed(COUNTS)
-    with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
+def test_leaving_early_and_iterating_again(folder: Path, workers: Workers) -> None:
+    with loader_of(pictures(folder), workers) as loader:
         for epoch, steps in enumerate((1, 0, 5, STEPS - 1, 3)):
             loader.set_epoch(epoch)
             kept = [batch for batch, _ in zip(loader, range(steps))]  # noqa: B905
@@ -305,10 +290,9 @@ def test_leaving_early_and_iterating_again(packed: Packed, workers: tuple[int, i
 
 
 @EACH_POOL
-def test_a_state_at_any_step_goes_on_exactly(packed: Packed, workers: tuple[int, int]) -> None:
-    folder = packed(COUNTS)
+def test_a_state_at_any_step_goes_on_exactly(folder: Path, workers: Workers) -> None:
     expected = expected_of(folder, 3)
-    with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
+    with loader_of(pictures(folder), workers) as loader:
         loader.set_epoch(3)
         states = [loader.state_dict()]
         for _ in loader:
@@ -327,8 +311,7 @@ def test_a_state_at_any_step_goes_on_exactly(packed: Packed, workers: tuple[int,
         assert resumed.state_dict(steps=0) == states[step]
 
 
-def test_a_state_is_of_the_loop_and_not_of_what_was_made_ahead(packed: Packed) -> None:
-    folder = packed(COUNTS)
+def test_a_state_is_of_the_loop_and_not_of_what_was_made_ahead(folder: Path) -> None:
     dataset = pictures(folder)
     with ShardLoader(dataset, num_workers=2, prefetch_factor=4) as loader:
         iterator = iter(loader)
@@ -338,8 +321,7 @@ def test_a_state_is_of_the_loop_and_not_of_what_was_made_ahead(packed: Packed) -
         assert dataset.state_dict() == loader.state_dict()
 
 
-def test_options_of_a_loaded_state_reach_processes_that_run(packed: Packed) -> None:
-    folder = packed(COUNTS)
+def test_options_of_a_loaded_state_reach_processes_that_run(folder: Path) -> None:
     options = {"shuffle_buffer": 12, "seed": 5}
     saved = pictures(folder, **options)
     saved.set_epoch(2)
@@ -373,9 +355,8 @@ def test_options_of_a_mixture_s_loaded_state_reach_processes_that_run(packed: Pa
 
 
 @EACH_POOL
-def test_another_iterator_ends_the_first(packed: Packed, workers: tuple[int, int]) -> None:
-    folder = packed(COUNTS)
-    with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
+def test_another_iterator_ends_the_first(folder: Path, workers: Workers) -> None:
+    with loader_of(pictures(folder), workers) as loader:
         first = iter(loader)
         next(first)
         loader.set_epoch(0)
@@ -386,9 +367,8 @@ def test_another_iterator_ends_the_first(packed: Packed, workers: tuple[int, int
 
 
 @EACH_POOL
-def test_the_epoch_cannot_change_under_a_loop(packed: Packed, workers: tuple[int, int]) -> None:
-    folder = packed(COUNTS)
-    with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
+def test_the_epoch_cannot_change_under_a_loop(folder: Path, workers: Workers) -> None:
+    with loader_of(pictures(folder), workers) as loader:
         iterator = iter(loader)
         next(iterator)
         loader.set_epoch(1)
@@ -397,8 +377,7 @@ def test_the_epoch_cannot_change_under_a_loop(packed: Packed, workers: tuple[int
         assert labels(loader) == expected_of(folder, 1)
 
 
-def test_two_loaders_at_once(packed: Packed) -> None:
-    folder = packed(COUNTS)
+def test_two_loaders_at_once(folder: Path) -> None:
     shared = pictures(folder)
     with (
         ShardLoader(shared, num_workers=2) as first,
@@ -414,8 +393,8 @@ def test_two_loaders_at_once(packed: Packed) -> None:
         assert first.state_dict() == second.state_dict()
 
 
-def test_each_warns_the_loop_that_forgets_the_epoch(packed: Packed) -> None:
-    with ShardLoader(pictures(packed(COUNTS)), num_workers=0) as loader:
+def test_each_warns_the_loop_that_forgets_the_epoch(folder: Path) -> None:
+    with ShardLoader(pictures(folder), num_workers=0) as loader:
         loader.set_epoch(0)
         list(loader)
         with pytest.warns(UserWarning, match="epoch 0 is being read again") as caught:
@@ -424,19 +403,18 @@ def test_each_warns_the_loop_that_forgets_the_epoch(packed: Packed) -> None:
 
 
 @pytest.mark.parametrize("timeout", [-1, "5", float("nan"), float("inf"), True, None])
-def test_a_timeout_that_is_none(packed: Packed, timeout: Any) -> None:
-    dataset = pictures(packed(COUNTS))
+def test_a_timeout_that_is_none(folder: Path, timeout: Any) -> None:
+    dataset = pictures(folder)
     with pytest.raises(OptionError, match=r"timeout is .*expected seconds"):
         ShardLoader(dataset, num_workers=1, timeout=timeout)
     with pytest.raises(OptionError, match="give threads=1"):
         ShardLoader(dataset, num_workers=0, threads=0, timeout=5)
 
 
-def test_a_closed_loader_says_so_and_can_be_iterated_again(packed: Packed) -> None:
-    folder = packed(COUNTS)
+def test_a_closed_loader_says_so_and_can_be_iterated_again(folder: Path) -> None:
     for workers in POOLS:
         with nothing_left():
-            loader = ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1])
+            loader = loader_of(pictures(folder), workers)
             iterator = iter(loader)
             kept = next(iterator)
             loader.close()
@@ -452,11 +430,10 @@ def test_a_closed_loader_says_so_and_can_be_iterated_again(packed: Packed) -> No
 
 @pytest.mark.parametrize("end", ["close", "del", "with", "cycle"])
 @EACH_POOL
-def test_nothing_is_left(packed: Packed, workers: tuple[int, int], end: str) -> None:
-    folder = packed(COUNTS)
+def test_nothing_is_left(folder: Path, workers: Workers, end: str) -> None:
 
     def use() -> Any:
-        loader = ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1])
+        loader = loader_of(pictures(folder), workers)
         iterator = iter(loader)
         kept = next(iterator)[0][0]
         if end == "close":

@@ -9,12 +9,13 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support import LIMIT_S
 from support.leftovers import children, nothing_left
-from support.loading import COUNTS, Hangs, Packed, labels, picture, pictures, pool_of
+from support.loading import Hangs, Workers, labels, loader_of, picture, pictures, pool_of
 
 from shardio import ShardDataset, ShardLoader, WorkerError
 from shardio.dataset.ranks import consumers
@@ -67,7 +68,7 @@ def test_a_buffer_that_is_never_wanted_is_given_back(process: Any) -> None:
         one.mapped[0] = MappedBuffer(-1, 4096)
 
 
-def passing(dataset: ShardDataset, workers: tuple[int, int], patience_s: float) -> Any:
+def passing(dataset: ShardDataset, workers: Workers, patience_s: float) -> Any:
     """A pool that has begun epoch 0, and loses patience sooner than a loader's."""
     options = PoolOptions(
         *workers, prefetch=2, context=multiprocessing.get_context("fork"), patience_s=patience_s
@@ -83,9 +84,8 @@ def passing(dataset: ShardDataset, workers: tuple[int, int], patience_s: float) 
     "workers", [(0, 1), (0, 2), (2, 1), (2, 2)], ids=lambda c: f"{c[0]}x{c[1]}"
 )
 def test_a_transform_that_hangs_is_told_once_by_its_record(
-    packed: Packed, monkeypatch: pytest.MonkeyPatch, workers: tuple[int, int]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, workers: Workers
 ) -> None:
-    folder = packed(COUNTS)
     order = labels(pictures(folder))
     step = 1
     with closing(Hangs(order[step][-1])) as hangs:  # the last: the other thread has nothing to do
@@ -117,16 +117,13 @@ def test_a_transform_that_hangs_is_told_once_by_its_record(
 
 
 @pytest.mark.parametrize("workers", [(0, 1), (2, 1)], ids=["0x1", "2x1"])
-def test_a_timeout_ends_the_pass_and_its_processes(
-    packed: Packed, workers: tuple[int, int]
-) -> None:
-    folder = packed(COUNTS)
+def test_a_timeout_ends_the_pass_and_its_processes(folder: Path, workers: Workers) -> None:
     order = labels(pictures(folder))
 
     def iterate() -> None:
         with closing(Hangs(order[0][3])) as hangs:
             dataset = pictures(folder, decode=hangs)
-            loader = ShardLoader(dataset, num_workers=workers[0], threads=workers[1], timeout=0.05)
+            loader = loader_of(dataset, workers, timeout=0.05)
             iterator = iter(loader)
             threads = [one for one in threading.enumerate() if one.name == "shardio-0"]
             pids = loader.explain().pids
@@ -149,8 +146,7 @@ def test_a_timeout_ends_the_pass_and_its_processes(
         iterate()
 
 
-def test_a_stopped_process_is_told_and_ended(packed: Packed) -> None:
-    folder = packed(COUNTS)
+def test_a_stopped_process_is_told_and_ended(folder: Path) -> None:
 
     def stop() -> None:
         with ShardLoader(pictures(folder), num_workers=1, timeout=0.05) as loader:
@@ -198,15 +194,15 @@ def test_seconds_in_which_the_trainer_was_stopped_do_not_count() -> None:
     assert who.ended == 1
 
 
-def test_programs_that_the_trainer_starts_do_not_get_its_buffers(packed: Packed) -> None:
-    with ShardLoader(pictures(packed(COUNTS)), num_workers=1) as loader:
+def test_programs_that_the_trainer_starts_do_not_get_its_buffers(folder: Path) -> None:
+    with ShardLoader(pictures(folder), num_workers=1) as loader:
         next(iter(loader))
         mapped = [mapped for one in pool_of(loader)._all for mapped in one.mapped.values()]
         assert mapped and not any(os.get_inheritable(one._fd) for one in mapped)
 
 
 @pytest.mark.parametrize("workers", [(0, 1), (2, 1)], ids=["0x1", "2x1"])
-def test_closing_wakes_who_waits_for_a_batch(packed: Packed, workers: tuple[int, int]) -> None:
+def test_closing_wakes_who_waits_for_a_batch(folder: Path, workers: Workers) -> None:
     hanging, never = os.pipe(), threading.Event()
 
     def hangs(data: bytes) -> Any:
@@ -215,9 +211,7 @@ def test_closing_wakes_who_waits_for_a_batch(packed: Packed, workers: tuple[int,
         return picture(data)
 
     caught: list[BaseException] = []
-    loader = ShardLoader(
-        pictures(packed(COUNTS), decode=hangs), num_workers=workers[0], threads=workers[1]
-    )
+    loader = loader_of(pictures(folder, decode=hangs), workers)
     iterator = iter(loader)
 
     def take() -> None:

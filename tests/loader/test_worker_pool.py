@@ -26,11 +26,13 @@ from support.loading import (
     Counts,
     N,
     Packed,
+    Workers,
     assert_same,
     ended,
     expected_of,
     in_child,
     labels,
+    loader_of,
     number,
     odd,
     picture,
@@ -51,8 +53,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_other_ways_to_start_processes(packed: Packed, method: str) -> None:
-    folder = packed(COUNTS)
+def test_other_ways_to_start_processes(folder: Path, method: str) -> None:
     expected = []
     for epoch in (0, 1):
         dataset = pictures(folder, collate_fn=odd)
@@ -85,20 +86,18 @@ for batch in ShardLoader(data, num_workers=1, multiprocessing_context=sys.argv[2
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_script_that_has_to_be_guarded_is_told(
-    packed: Packed, tmp_path: Path, method: str
-) -> None:
+def test_a_script_that_has_to_be_guarded_is_told(folder: Path, tmp_path: Path, method: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(UNGUARDED)
-    words = [sys.executable, script, packed(COUNTS), method]
+    words = [sys.executable, script, folder, method]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("shardio.errors.WorkerError: "), done.stderr
     assert 'A script needs `if __name__ == "__main__":`' in last and done.returncode == 1
 
 
-def test_what_cannot_be_sent_to_a_spawned_process_is_told(packed: Packed) -> None:
-    dataset = pictures(packed(COUNTS), decode=lambda data: picture(data))
+def test_what_cannot_be_sent_to_a_spawned_process_is_told(folder: Path) -> None:
+    dataset = pictures(folder, decode=lambda data: picture(data))
 
     def iterate() -> None:
         with pytest.raises(OptionError, match=r"'spawn'.*cannot be pickled.*lambda.*no lambda"):
@@ -109,9 +108,8 @@ def test_what_cannot_be_sent_to_a_spawned_process_is_told(packed: Packed) -> Non
 
 
 def test_descriptors_are_sent_whatever_sockets_do_elsewhere(
-    packed: Packed, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = packed(COUNTS)
     monkeypatch.setattr(reduction, "ACKNOWLEDGE", True)  # as on macOS
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(LIMIT_S)  # which makes each new socket non-blocking
@@ -123,9 +121,8 @@ def test_descriptors_are_sent_whatever_sockets_do_elsewhere(
 
 
 def test_a_daemon_is_told_to_do_without_processes(
-    packed: Packed, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = packed(COUNTS)
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     monkeypatch.setitem(config, "daemon", True)
     with pytest.raises(OptionError, match=r"daemon of multiprocessing.*num_workers=0"):
@@ -152,8 +149,7 @@ def test_the_next_epoch_is_begun_before_it_is_asked_for(packed: Packed) -> None:
         counts.assert_no_more()
 
 
-def test_an_evaluation_that_reads_one_epoch_again(packed: Packed) -> None:
-    folder = packed(COUNTS)
+def test_an_evaluation_that_reads_one_epoch_again(folder: Path) -> None:
     with closing(Counts()) as counts:
         dataset = pictures(folder, decode=counts, shuffle=False)
         with ShardLoader(dataset, num_workers=2) as loader:
@@ -192,9 +188,8 @@ WAYS: dict[str, tuple[Callable[[], None], str]] = {
     ids=WAYS.keys(),
 )
 def test_a_process_that_dies_is_an_error_and_leaves_nothing(
-    packed: Packed, tmp_path: Path, how: Callable[[], None], said: str, step: int
+    folder: Path, tmp_path: Path, how: Callable[[], None], said: str, step: int
 ) -> None:
-    folder = packed(COUNTS)
     order = labels(pictures(folder))
 
     def die() -> None:
@@ -223,8 +218,7 @@ def test_a_process_that_dies_is_an_error_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("when", ["between epochs", "in mid-epoch"])
-def test_a_process_that_is_killed_while_it_waits(packed: Packed, when: str) -> None:
-    folder = packed(COUNTS)
+def test_a_process_that_is_killed_while_it_waits(folder: Path, when: str) -> None:
 
     def kill() -> None:
         with ShardLoader(pictures(folder), num_workers=2, prefetch_factor=1) as loader:
@@ -247,9 +241,8 @@ def test_a_process_that_is_killed_while_it_waits(packed: Packed, when: str) -> N
         kill()
 
 
-def test_processes_leave_by_themselves_whoever_else_was_forked(packed: Packed) -> None:
+def test_processes_leave_by_themselves_whoever_else_was_forked(folder: Path) -> None:
     """With a copy of a socket elsewhere a process would have to be killed."""
-    folder = packed(COUNTS)
     loaders = [ShardLoader(pictures(folder), num_workers=2) for _ in range(2)]
     iterators: list[Any] = [iter(loader) for loader in loaders]
     torchs = DataLoader(pictures(folder), batch_size=None, num_workers=1)
@@ -265,14 +258,14 @@ def test_processes_leave_by_themselves_whoever_else_was_forked(packed: Packed) -
 
 
 @pytest.mark.parametrize("copy", [False, True])
-def test_pages_are_locked_once_each_and_none_stays_so(packed: Packed, copy: bool) -> None:
+def test_pages_are_locked_once_each_and_none_stays_so(folder: Path, copy: bool) -> None:
     locked: list[int] = []
 
     def lock(address: int, nbytes: int) -> Callable[[], object]:
         locked.append(address)
         return lambda: locked.remove(address)
 
-    dataset = pictures(packed(COUNTS))
+    dataset = pictures(folder)
     fork = multiprocessing.get_context("fork")
     pool = WorkerProcesses(dataset, PoolOptions(1, 1, 2, copy=copy, lock=lock, context=fork))
     share = dataset.share_of(0)
@@ -286,15 +279,13 @@ def test_pages_are_locked_once_each_and_none_stays_so(packed: Packed, copy: bool
         0 < len(locked) < STEPS if copy else len(locked) >= STEPS
     )
     pool.close()
-    assert not locked and labels(kept) == labels(pictures(packed(COUNTS)))
+    assert not locked and labels(kept) == labels(pictures(folder))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_killed_trainer_takes_its_processes_along(packed: Packed, method: str) -> None:
+def test_a_killed_trainer_takes_its_processes_along(folder: Path, method: str) -> None:
     """Also one that is in a transform for ever, and with others around."""
-    program = Program(
-        *(loader_programs.__file__, "train", packed(COUNTS), method, "hang"), limit_s=LIMIT_S
-    )
+    program = Program(*(loader_programs.__file__, "train", folder, method, "hang"), limit_s=LIMIT_S)
     assert program.read_until("hanging.")
     program.kill()
     done = program.finish()
@@ -304,12 +295,11 @@ def test_a_killed_trainer_takes_its_processes_along(packed: Packed, method: str)
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.stress)])
 def test_a_notebook_that_is_interrupted_iterates_again(
-    packed: Packed, tmp_path: Path, method: str
+    folder: Path, tmp_path: Path, method: str
 ) -> None:
     """And at the second Ctrl-C, which it does not catch, the trainer alone shows a traceback."""
     program = Program(
-        *(loader_programs.__file__, "notebook", packed(COUNTS), method, tmp_path / "gate"),
-        limit_s=LIMIT_S,
+        *(loader_programs.__file__, "notebook", folder, method, tmp_path / "gate"), limit_s=LIMIT_S
     )
     assert program.read_until("hanging.")
     program.interrupt()
@@ -325,9 +315,8 @@ def test_a_notebook_that_is_interrupted_iterates_again(
     assert "shardio-loader" not in done.output, str(done)
 
 
-def test_an_interrupt_in_the_loop_makes_no_gap(packed: Packed) -> None:
+def test_an_interrupt_in_the_loop_makes_no_gap(folder: Path) -> None:
     """KeyboardInterrupt wherever the trainer is within next()."""
-    folder = packed(COUNTS)
     order = labels(pictures(folder))
     for place in ("tell", "more", "receive"):
         with ShardLoader(pictures(folder), num_workers=2) as loader:
@@ -349,11 +338,10 @@ def test_an_interrupt_in_the_loop_makes_no_gap(packed: Packed) -> None:
             assert labels(loader) == order
 
 
-def test_a_loader_in_a_child_starts_processes_of_its_own(packed: Packed) -> None:
-    folder = packed(COUNTS)
+def test_a_loader_in_a_child_starts_processes_of_its_own(folder: Path) -> None:
     order = labels(pictures(folder))
     for workers in POOLS:
-        with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
+        with loader_of(pictures(folder), workers) as loader:
             iterator = iter(loader)
             got = labels([next(iterator)])
 
@@ -368,8 +356,8 @@ def test_a_loader_in_a_child_starts_processes_of_its_own(packed: Packed) -> None
             assert got + labels(iterator) == order
 
 
-def test_a_child_that_ends_as_python_does_harms_nothing(packed: Packed) -> None:
-    done = programs.run(loader_programs.__file__, "fork", packed(COUNTS), "fork", limit_s=LIMIT_S)
+def test_a_child_that_ends_as_python_does_harms_nothing(folder: Path) -> None:
+    done = programs.run(loader_programs.__file__, "fork", folder, "fork", limit_s=LIMIT_S)
     assert done.code == 0 and not done.left and done.output == "right.\n", str(done)
 
 
@@ -390,7 +378,7 @@ def held(pids: list[int]) -> tuple[list[str], list[int], int, int]:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 @pytest.mark.parametrize("workers", [(0, 2), (2, 2)], ids=["0x2", "2x2"])
-def test_fifty_epochs_leave_everything_flat(packed: Packed, workers: tuple[int, int]) -> None:
+def test_fifty_epochs_leave_everything_flat(packed: Packed, workers: Workers) -> None:
     folder = packed([20, 7])
 
     def epochs(loader: ShardLoader, first: int, last: int) -> None:
@@ -406,7 +394,7 @@ def test_fifty_epochs_leave_everything_flat(packed: Packed, workers: tuple[int, 
             pass
 
     def compare() -> None:
-        with ShardLoader(pictures(folder), num_workers=workers[0], threads=workers[1]) as loader:
+        with loader_of(pictures(folder), workers) as loader:
             epochs(loader, 0, 10)
             pids = loader.explain().pids
             before, used = held(pids), [resident(pid) for pid in ["self", *pids]]

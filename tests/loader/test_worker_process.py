@@ -4,8 +4,9 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from support.loading import (
     Packed,
     Raises,
     Thing,
+    Workers,
     expected_of,
     labels,
+    loader_of,
     number,
     picture,
     pictures,
@@ -113,13 +116,12 @@ RAISED: dict[str, tuple[BaseException, bool]] = {  # and whether it can be passe
 @ONE_OF_EACH
 @pytest.mark.parametrize(("error", "passes"), RAISED.values(), ids=RAISED.keys())
 def test_what_a_transform_raises_comes_with_the_record_named(
-    packed: Packed, error: BaseException, passes: bool, workers: tuple[int, int]
+    folder: Path, error: BaseException, passes: bool, workers: Workers
 ) -> None:
-    folder = packed(COUNTS)
     order = labels(pictures(folder))
     target, step = order[3][5], 3
     dataset = pictures(folder, decode=Raises(target, error))
-    with ShardLoader(dataset, num_workers=workers[0], threads=workers[1]) as loader:
+    with loader_of(dataset, workers) as loader:
         pids: list[int] = []
         for _ in range(2):  # it is raised again, and the processes are still the same
             loader.set_epoch(0)
@@ -157,18 +159,25 @@ SILENT: dict[str, BaseException] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_error_keeps_a_dataset() -> Iterator[None]:
+    """Takes from errors that tests share where they were raised: that holds what was open there."""
+    yield
+    for error in [*SILENT.values(), *(error for error, _ in RAISED.values())]:
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+
+
 @pytest.mark.parametrize(
     "workers", [(0, 1), (0, 2), (2, 1), (2, 2)], ids=lambda c: f"{c[0]}x{c[1]}"
 )
 @pytest.mark.parametrize("error", SILENT.values(), ids=SILENT.keys())
 def test_what_is_no_exception_is_an_error_that_names_the_record(
-    packed: Packed, error: BaseException, workers: tuple[int, int]
+    folder: Path, error: BaseException, workers: Workers
 ) -> None:
-    folder = packed(COUNTS)
     order = labels(pictures(folder))
     target = order[3][5]
     dataset = pictures(folder, decode=Raises(target, error))
-    with ShardLoader(dataset, num_workers=workers[0], threads=workers[1]) as loader:
+    with loader_of(dataset, workers) as loader:
         for _ in range(2):  # the processes stay
             loader.set_epoch(0)
             got, iterator = [], iter(loader)
@@ -196,25 +205,22 @@ class EndsError(Exception):
 
 @pytest.mark.parametrize("workers", [(0, 1), (1, 1)], ids=["0x1", "1x1"])
 def test_an_error_that_has_no_words_or_ends_its_process_is_told(
-    packed: Packed, workers: tuple[int, int]
+    folder: Path, workers: Workers
 ) -> None:
     cases: list[tuple[BaseException, str]] = [
         (WordlessError(), r"k/000007\.jpg: decode or a transform raised WordlessError, which"),
         (EndsError(), r"exit code 7, while it was at .*k/000007\.jpg"),
     ]
     for error, said in cases[: 1 + workers[0]]:
-        dataset = pictures(packed(COUNTS), decode=Raises(7, error))
-        with (
-            ShardLoader(dataset, num_workers=workers[0], threads=workers[1]) as loader,
-            pytest.raises(WorkerError, match=said),
-        ):
+        dataset = pictures(folder, decode=Raises(7, error))
+        with loader_of(dataset, workers) as loader, pytest.raises(WorkerError, match=said):
             list(loader)
 
 
 @pytest.mark.parametrize("workers", [(0, 1), (1, 1)], ids=["0x1", "1x1"])
 @pytest.mark.parametrize("error", SILENT.values(), ids=SILENT.keys())
 def test_what_is_no_exception_of_a_collate_fn_or_in_a_mixture(
-    packed: Packed, error: BaseException, workers: tuple[int, int]
+    packed: Packed, error: BaseException, workers: Workers
 ) -> None:
     folder, other = packed(COUNTS), packed([16], "other")
 
@@ -227,18 +233,18 @@ def test_what_is_no_exception_of_a_collate_fn_or_in_a_mixture(
         (mixed, "k/000007.jpg: decode or a transform raised"),
     ):
         with (
-            ShardLoader(dataset, num_workers=workers[0], threads=workers[1]) as loader,
+            loader_of(dataset, workers) as loader,
             pytest.raises(WorkerError, match=f"{where} {type(error).__name__}"),
         ):
             list(loader)
 
 
-def test_handlers_of_the_trainer_are_not_for_its_processes(packed: Packed) -> None:
+def test_handlers_of_the_trainer_are_not_for_its_processes(folder: Path) -> None:
     """What saves a checkpoint when the scheduler sends a signal to all would do so in each."""
     numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
     before = {one: signal.signal(one, lambda *_: os._exit(9)) for one in numbers}
     try:
-        dataset = pictures(packed(COUNTS))
+        dataset = pictures(folder)
         with ShardLoader(dataset, num_workers=1, prefetch_factor=1) as loader:
             iterator = iter(loader)
             got = [next(iterator)]
@@ -246,7 +252,7 @@ def test_handlers_of_the_trainer_are_not_for_its_processes(packed: Packed) -> No
             for one in numbers[1:]:
                 os.kill(pid, one)
             got += iterator
-            assert labels(got) == labels(pictures(packed(COUNTS)))
+            assert labels(got) == labels(pictures(folder))
             os.kill(pid, signal.SIGTERM)
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             loader.set_epoch(1)
@@ -280,8 +286,7 @@ class Forks:
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["forked", "forked with its socket"])
-def test_a_process_that_dies_is_noticed_whatever_it_forked(packed: Packed, kept: bool) -> None:
-    folder = packed(COUNTS)
+def test_a_process_that_dies_is_noticed_whatever_it_forked(folder: Path, kept: bool) -> None:
     order = labels(pictures(folder))
     gate = os.pipe()
 
@@ -336,9 +341,8 @@ def test_a_pass_that_is_left_ends_within_a_batch(
 
 
 def test_a_child_that_comes_back_from_a_transform_sends_nothing(
-    packed: Packed, capfd: pytest.CaptureFixture[str]
+    folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = packed(COUNTS)
     order = labels(pictures(folder))
 
     def wait() -> None:
@@ -350,8 +354,7 @@ def test_a_child_that_comes_back_from_a_transform_sends_nothing(
     assert "handle is closed" in capfd.readouterr().err
 
 
-def test_a_transform_that_hangs_does_not_keep_its_process(packed: Packed) -> None:
-    folder = packed(COUNTS)
+def test_a_transform_that_hangs_does_not_keep_its_process(folder: Path) -> None:
     never = threading.Event()
 
     def hangs(data: bytes) -> Any:
@@ -364,8 +367,7 @@ def test_a_transform_that_hangs_does_not_keep_its_process(packed: Packed) -> Non
     assert process.exitcode == 0
 
 
-def test_ctrl_c_is_not_for_loader_processes(packed: Packed) -> None:
-    folder = packed(COUNTS)
+def test_ctrl_c_is_not_for_loader_processes(folder: Path) -> None:
     with ShardLoader(pictures(folder), num_workers=2) as loader:
         for epoch in range(3):
             loader.set_epoch(epoch)

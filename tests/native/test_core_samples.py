@@ -41,9 +41,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "image": st.binary(max_size=40),
     "bytes": st.one_of(st.binary(max_size=40), st.binary(min_size=300, max_size=300)),
     "int": st.one_of(
-        st.integers(-40, 300),
-        st.sampled_from(EDGES),
-        st.integers(-(2**63), 2**64 - 1),
+        st.integers(-40, 300), st.sampled_from(EDGES), st.integers(-(2**63), 2**64 - 1)
     ),
     "float": st.floats(),
     "bool": st.booleans(),

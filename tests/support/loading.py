@@ -17,13 +17,14 @@ from support import LIMIT_S
 from support.small_datasets import of_order
 
 Packed = Callable[..., Path]
+Workers = tuple[int, int]  # processes, threads
 
 COUNTS = [23, 0, 41, 3, 30]
 N = sum(COUNTS)
 BATCH = 8
 STEPS = -(-N // BATCH)
 
-# (workers, threads): one thread in the loop, some beside it, processes of one and of more.
+# One thread in the loop, some beside it, processes of more than one.
 POOLS = [(0, 0), (0, 2), (2, 2)]
 EACH_POOL = pytest.mark.parametrize(
     "workers", POOLS, ids=lambda workers: f"{workers[0]}x{workers[1]}"
@@ -86,6 +87,10 @@ def pictures(folder: Path, **options: Any) -> ShardDataset:
     return stream(folder, **(TUPLES | {"decode": picture} | options))
 
 
+def loader_of(dataset: Any, workers: Workers, **options: Any) -> ShardLoader:
+    return ShardLoader(dataset, num_workers=workers[0], threads=workers[1], **options)
+
+
 def differences(found: Any, expected: Any, where: str = "batch") -> str:
     """Where two batches differ, in types, strides or values; "" where they do not."""
     if type(found) is not type(expected):
@@ -123,7 +128,8 @@ def _dense(tensor: torch.Tensor) -> bool:
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    assert differences(list(found), list(expected)) == ""
+    where = differences(list(found), list(expected))
+    assert not where, where
 
 
 def labels(batches: Any) -> list[list[int]]:
