@@ -31,21 +31,21 @@ class Command:
         *options: Option,
         examples: Sequence[str],
         forks: bool = False,
-        goes_on: Callable[[Mapping[str, Any]], str] = lambda options: "",
+        resume_hint: Callable[[Mapping[str, Any]], str] = lambda options: "",
     ) -> None:
         """Declare a command.
 
-        text       what it does
-        run        called with an Output and, by name, the options that were given; returns an
-                   exit code
-        described  where options are described that have no text here: "packing.pack:pack", or
-                   several such places, with spaces between
-        examples   two to four calls of it, as they are typed
-        forks      it may start processes, by fork, which read from URLs; others do it themselves
-        goes_on    says, by the options, how to go on where it was interrupted; "": it begins anew
+        text         what it does
+        run          called with an Output and, by name, the options that were given; returns an
+                     exit code
+        described    where options are described that have no text here: "packing.pack:pack", or
+                     several such places, with spaces between
+        examples     two to four calls of it, as they are typed
+        forks        it may start processes, by fork, which read from URLs; others do it themselves
+        resume_hint  returns, by the options, how to resume after an interruption; "": not at all
         """
         self.name, self.text, self.run, self.forks = name, text, run, forks
-        self.goes_on, self.examples = goes_on, examples
+        self.resume_hint, self.examples = resume_hint, examples
         self.options, self._described = options, described.split()
 
     def declare(self, parser: argparse.ArgumentParser) -> list[argparse.Action]:
@@ -76,16 +76,16 @@ class Command:
 
         return re.sub(r"`(?:[a-z]+\.)?([a-z_]+)`", called, text).replace("%", "%%")
 
-    def in_its_words(self, message: str) -> str:
+    def with_typed_options(self, message: str) -> str:
         """Return a message with options called as on the command line, not as in Python."""
         named = {more.get("dest", name[2:].replace("-", "_")): name for name, more in self.options}
         names = {dest: name for dest, name in named.items() if name.startswith("--")}
 
         def called(found: re.Match[str]) -> str:
-            client, key, its, name, value = found.groups(default="")
+            client, key, setting, name, value = found.groups(default="")
             if key and "store_options" in names:
                 group = "client_options." if client else ""
-                return f"--store-option {group}{key}={its.replace('True', 'true')}"
+                return f"--store-option {group}{key}={setting.replace('True', 'true')}"
             return f"{names[name]} {value}".rstrip() if name in names else found[0]
 
         return _IN_PYTHON.sub(called, message)
@@ -228,7 +228,7 @@ def read_fields(
     return found
 
 
-def take_stores(command: Command, call: dict[str, Any]) -> None:
+def group_stores(command: Command, call: dict[str, Any]) -> None:
     """Replace the options of object stores in a call: by `storage`, and by `to` for TARGET.
 
     `storage` has the root, too, but for `pack` and `plan`, where it is that of a source.
@@ -248,7 +248,7 @@ def take_stores(command: Command, call: dict[str, Any]) -> None:
     call["storage"] = Storage(**taken)
 
 
-def take_executor(call: dict[str, Any], tell: Callable[[str], None]) -> None:
+def make_executor(call: dict[str, Any], tell: Callable[[str], None]) -> None:
     """Replace the options of EXECUTOR in a call by the executor that they name.
 
     tell: called with lines of what happens there. Raises OptionError, DependencyError.
@@ -281,7 +281,7 @@ def _store_options(pairs: Sequence[str]) -> dict[str, Any]:
 
 # --- options of several commands ------------------------------------------------------------------
 
-GOES_ON = "what is finished is kept; run the same command again to go on"  # after Ctrl-C
+RESUME_HINT = "what is finished is kept; run the same command again to go on"  # after Ctrl-C
 
 # Options by the group that `--help` shows them in, the same in all commands.
 GROUPS = {

@@ -7,11 +7,11 @@ from typing import Any
 
 from .command import (
     FIELDS,
-    GOES_ON,
     JOBS,
     OUT,
     OVERWRITE,
     READ_FROM,
+    RESUME_HINT,
     SHARED,
     STORE,
     TARGET,
@@ -82,7 +82,7 @@ INDEX = Command(
         "shardio index tars --fields image=jpg,label=cls",
         "shardio index s3://bucket/tars --out index",
     ),
-    goes_on=lambda options: GOES_ON if options.get("part") else "",
+    resume_hint=lambda options: RESUME_HINT if options.get("part") else "",
     forks=True,
 )
 
@@ -96,7 +96,7 @@ UNPACK = Command(
     OVERWRITE,
     *READ_FROM,
     examples=("shardio unpack packed photos-again",),
-    goes_on=lambda options: "" if options.get("overwrite") else GOES_ON,
+    resume_hint=lambda options: "" if options.get("overwrite") else RESUME_HINT,
 )
 
 EXPORT = Command(
@@ -136,5 +136,5 @@ COPY = Command(
         "shardio copy packed /nvme/packed",
         "shardio copy packed s3://bucket/packed --jobs 8",
     ),
-    goes_on=lambda options: GOES_ON,
+    resume_hint=lambda options: RESUME_HINT,
 )

@@ -52,7 +52,7 @@ def _main(arguments: Sequence[str] | None, parse: Parse | None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     from . import parser
-    from .command import take_executor, take_stores
+    from .command import group_stores, make_executor
     from .output import Output
 
     parsed = (parse or parser.parse)(sys.argv[1:] if arguments is None else arguments)
@@ -68,20 +68,20 @@ def _main(arguments: Sequence[str] | None, parse: Parse | None) -> int:
         ranges.tell_waits(output.teller() if output.is_watched else None)
     try:
         _refuse_unused(options)
-        take_executor(options, output.teller() if output.is_watched else output.announce)
-        take_stores(command, options)
+        make_executor(options, output.teller() if output.is_watched else output.announce)
+        group_stores(command, options)
         code = command.run(output, **options)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        advice = command.goes_on(options)
+        advice = command.resume_hint(options)
         raise KeyboardInterrupt(f": {advice}" if advice else "") from None
     except BrokenPipeError:  # `shardio ls | head`: nobody reads on
         _drop_output()
         return DONE
     except ShardioError as error:
         codes = ((BusyError, BUSY), (DamageError, DAMAGED), (OptionError, USAGE))
-        told = command.in_its_words(str(error))
+        told = command.with_typed_options(str(error))
         return _fail(told, next((c for kind, c in codes if isinstance(error, kind)), FAILED))
     except MemoryError:
         return _fail("out of memory", FAILED)

@@ -16,10 +16,10 @@ from ..errors import ShardioError, printable
 from .command import (
     EXECUTOR,
     FIELDS,
-    GOES_ON,
     JOBS,
     OVERWRITE,
     PARTS,
+    RESUME_HINT,
     ROOT,
     STORE,
     TARGET,
@@ -116,7 +116,7 @@ def _gc(output: Output, **call: Any) -> int:
     return output.show(gc(**call))
 
 
-def _pack_goes_on(options: Mapping[str, Any]) -> str:
+def _pack_resume_hint(options: Mapping[str, Any]) -> str:
     """Say how to go on, and where an object store's part of the work lies on this machine."""
     from ..packing.output_dir import working_directory
     from ..storage.location import locate
@@ -124,7 +124,7 @@ def _pack_goes_on(options: Mapping[str, Any]) -> str:
 
     if options.get("dry_run"):
         return ""
-    advice = GOES_ON
+    advice = RESUME_HINT
     if options.get("restart"):
         advice = advice.replace("again", "again, without --restart,")
     with contextlib.suppress(ShardioError):
@@ -224,7 +224,7 @@ PACK = Command(
         "shardio pack list.csv packed --root photos --where label=cat",
         "shardio pack s3://bucket/photos packed --store-option region=eu-west-1",
     ),
-    goes_on=_pack_goes_on,
+    resume_hint=_pack_resume_hint,
     forks=True,
 )
 

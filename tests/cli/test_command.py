@@ -62,7 +62,7 @@ def test_what_is_no_option_of_the_command_line_stays_as_it_is() -> None:
         ("the key 'a max_pixels b', \"it's work_dir\": twice",) * 2,
         ("/data/[max_pixels]: https://h/x?max_pixels=4: /data/a,work_dir: gone",) * 2,
     ):
-        assert pack.in_its_words(text) == told
-    assert commit.in_its_words("options={'region': ...} max_pixels=4") == (
+        assert pack.with_typed_options(text) == told
+    assert commit.with_typed_options("options={'region': ...} max_pixels=4") == (
         "options={'region': ...} max_pixels=4"
     )

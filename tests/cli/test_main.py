@@ -21,7 +21,7 @@ from support.trees import (
     shards,
 )
 
-from shardio.cli.command import GOES_ON
+from shardio.cli.command import RESUME_HINT
 
 HEAVY = ("torch", "PIL", "multiprocessing", "tqdm", "lmdb", "concurrent.futures")
 
@@ -306,14 +306,14 @@ def test_closed_streams_are_no_crash(out: Path, tmp_path: Path, closed: str) -> 
 @pytest.mark.parametrize(
     "arguments, advice",
     [
-        ("copy a b", GOES_ON),
-        ("unpack a b", GOES_ON),
+        ("copy a b", RESUME_HINT),
+        ("unpack a b", RESUME_HINT),
         ("unpack a b --overwrite", ""),  # begins anew
         ("export a b --format mds", ""),
-        ("pack a b", GOES_ON),
-        ("pack a s3://nobody/has/begun", GOES_ON),
-        ("pack a no://scheme", GOES_ON),
-        ("pack a b --restart", GOES_ON.replace("again", "again, without --restart,")),
+        ("pack a b", RESUME_HINT),
+        ("pack a s3://nobody/has/begun", RESUME_HINT),
+        ("pack a no://scheme", RESUME_HINT),
+        ("pack a b --restart", RESUME_HINT.replace("again", "again, without --restart,")),
         ("pack a b --dry-run", ""),
         ("index a", ""),
     ],
