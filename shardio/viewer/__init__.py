@@ -10,7 +10,7 @@ in time and in memory. The pages are made of its answers.
     answers.py    the rows that answer a query, each made once
     rows.py       which record stands at each position: stored, sorted, as in training
     columns.py    columns of the index of the whole dataset
-    kept.py       what is kept, within a limit, and made in one thread
+    cache.py      columns, filters and orders that are kept, and made in one thread
     search.py     a text in keys, for a bounded time
     histogram.py  classes, sizes and columns of the index, counted
     details.py    fields as text; boxes, tiles

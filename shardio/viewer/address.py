@@ -43,7 +43,7 @@ def write_query(fields: Mapping[str, Sequence[str]]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class ViewState:
     """What an address asks for: a split, records in an order, and where in this order to begin."""
 
     query: Query = dataclasses.field(default_factory=Query)
@@ -64,8 +64,8 @@ class Place:
             found["count"] = [str(self.count)]
         return found
 
-    def at(self, path: str = "", **changes: Any) -> str:
-        """Return the address of a page with these fields of the place, or of its query, changed."""
+    def url_for(self, path: str = "", **changes: Any) -> str:
+        """Return the address of a page with these fields, or those of the query, changed."""
         own = {name: changes.pop(name) for name in ("split", "start", "count") if name in changes}
         changed = dataclasses.replace(self, query=dataclasses.replace(self.query, **changes), **own)
         return f"/{path}{write_query(changed.fields())}"
@@ -84,7 +84,7 @@ def _written(name: str, value: Any) -> Fields:
     return {name: [str(int(value)) if isinstance(value, bool) else str(value)]}
 
 
-def read_place(fields: Fields) -> Place:
+def read_state(fields: Fields) -> ViewState:
     """Return what the fields of an address ask for. Others are passed over. Raises OptionError."""
     given = {name: values[-1] for name, values in fields.items() if values[-1]}
     query: dict[str, Any] = {
@@ -95,7 +95,7 @@ def read_place(fields: Fields) -> Place:
         query["label"] = given["class"]
     own = {name: query.pop(name) for name in ("split", "start", "count") if name in query}
     own["count"] = min(own.get("count") or PAGE, MOST)
-    return Place(Query(**query), **own)
+    return ViewState(Query(**query), **own)
 
 
 def read_number(name: str, text: str) -> int:

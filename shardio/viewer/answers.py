@@ -13,8 +13,8 @@ from ..order.options import RequestedOptions
 from ..order.partition import Partition
 from ..order.subset import All, Selection, Word, conditions, mark_where
 from ..units import unexpected
+from .cache import BackgroundCache
 from .columns import Columns
-from .kept import Kept
 from .results import Query
 from .rows import Rows, Sorted, Stored, Training, epoch_bytes
 
@@ -24,9 +24,9 @@ _QUICK = 1 << 18  # records whose permutation is made at once, in 20 ms
 class Answers:
     """Answer queries about one dataset. Safe for threads."""
 
-    def __init__(self, reader: Reader, columns: Columns, kept: Kept) -> None:
+    def __init__(self, reader: Reader, columns: Columns, cache: BackgroundCache) -> None:
         """Keep what is needed to answer."""
-        self._reader, self._columns, self._kept = reader, columns, kept
+        self._reader, self._columns, self._cache = reader, columns, cache
 
     def rows(self, query: Query, wait_s: float | None) -> Rows:
         """Return the rows of a query.
@@ -40,13 +40,13 @@ class Answers:
             partition = self._partition(query, None)
             if not partition.epoch.shuffles_all or partition.epoch.records <= _QUICK:
                 return Training(partition, self._reader.starts, None)
-        return self._kept.make(query, lambda: self._make(query), wait_s)
+        return self._cache.make(query, lambda: self._make(query), wait_s)
 
     def chosen(self, query: Query, wait_s: float | None) -> Selection | None:
         """Return the records that `where` and `label` choose; None: all. Raises as `rows`."""
         if not _chooses(query):
             return None
-        return self._kept.make(_choice(query), lambda: self._choose(query), wait_s)
+        return self._cache.make(_choice(query), lambda: self._choose(query), wait_s)
 
     def _checked(self, query: Query) -> Query:
         """Return a query whose options are right, with only those that have an effect."""
@@ -82,12 +82,12 @@ class Answers:
         else:
             assert numbers is not None
             rows = Stored(len(numbers), numbers)
-        return self._kept.put(query, rows, rows.bytes)
+        return self._cache.put(query, rows, rows.bytes)
 
     def _choose(self, query: Query) -> Selection:
         """Choose the records that meet all conditions, in the background."""
         key = _choice(query)
-        found: Selection | None = self._kept.get(key)
+        found: Selection | None = self._cache.get(key)
         if found is not None:
             return found
         wanted = conditions(query.where)
@@ -99,7 +99,7 @@ class Answers:
             self._columns.check(name)
         marks = mark_where(wanted, self._columns, reader.records, reader.manifest.classes)
         numbers = np.flatnonzero(marks)
-        return self._kept.put(key, Selection(numbers, reader.starts), numbers.nbytes)
+        return self._cache.put(key, Selection(numbers, reader.starts), numbers.nbytes)
 
     def _partition(self, query: Query, chosen: Selection | None) -> Partition:
         """Return the part of a rank in an epoch. Raises OptionError."""
@@ -117,10 +117,10 @@ class Answers:
         )
         options = requested.resolve(reader.mean_bytes, records=int(counts.sum()))
         key = ("epoch", _choice(query), query.epoch, replace(options, tail="pad"))
-        epoch: Epoch | None = self._kept.get(key)
+        epoch: Epoch | None = self._cache.get(key)
         if epoch is None:
             epoch = options.epoch(counts, query.epoch)
-            self._kept.put(key, epoch, epoch_bytes(epoch))
+            self._cache.put(key, epoch, epoch_bytes(epoch))
         return options.partition(epoch, rank=query.rank, world_size=query.world_size)
 
 

@@ -18,7 +18,7 @@ from ..errors import DamageError, OptionError, ShardioError, printable, there_ar
 from ..formats.base import Column, Shard
 from ..names import KEY
 from ..units import show_size
-from .kept import Kept
+from .cache import BackgroundCache
 from .rows import column_bytes
 
 SIZES = "bytes"  # of each record in storage
@@ -29,9 +29,9 @@ _AHEAD = 16  # shards whose ends are asked for ahead, by URL
 class Columns:
     """Read columns of a dataset's index when they are asked for, and keep them."""
 
-    def __init__(self, reader: Reader, kept: Kept, limit: int) -> None:
+    def __init__(self, reader: Reader, cache: BackgroundCache, limit: int) -> None:
         """limit: bytes that the columns of one walk may take."""
-        self._reader, self._kept, self._limit = reader, kept, limit
+        self._reader, self._cache, self._limit = reader, cache, limit
         self._kinds = {n: k for n, k in reader.manifest.schema.fields if k in EMPTY}
         self.damaged: dict[int, str] = {}  # shards whose index could not be read, and why
 
@@ -55,12 +55,12 @@ class Columns:
 
         Call it in the background. Raises OptionError; StorageError by URL.
         """
-        found: Column | None = self._kept.get(("column", name))
+        found: Column | None = self._cache.get(("column", name))
         return self._walk(name) if found is None else found
 
     def soon(self, name: str, wait_s: float | None) -> Column:
-        """Return a column, read in the background. Raises as `Kept.make` and a call do."""
-        return self._kept.make(("column", name), lambda: self(name), wait_s)
+        """Return a column, read in the background. Raises as `BackgroundCache.make` and a call."""
+        return self._cache.make(("column", name), lambda: self(name), wait_s)
 
     def _walk(self, wanted: str) -> Column:
         """Read all columns that there is room for, the wanted one for sure."""
@@ -76,14 +76,14 @@ class Columns:
             )
         gathered = {name: _Gathered(reader.records) for name in names}
         for number in range(reader.manifest.shards):
-            self._kept.tell(number, reader.manifest.shards)
+            self._cache.tell(number, reader.manifest.shards)
             reader.will_open(range(number + 1, min(number + 1 + _AHEAD, reader.manifest.shards)))
             self.take(number, gathered)
-        self._kept.tell(reader.manifest.shards, reader.manifest.shards)
+        self._cache.tell(reader.manifest.shards, reader.manifest.shards)
         found: dict[str, Column] = {}
         for name, of_name in gathered.items():
             column = of_name.column(EMPTY[self._kinds[name]] if name in self._kinds else "<u4")
-            self._kept.put(("column", name), column, column_bytes(column))
+            self._cache.put(("column", name), column, column_bytes(column))
             found[name] = column
         return found[wanted]
 

@@ -18,7 +18,7 @@ from ..errors import OptionError, ShardioError, printable
 from ..images.transforms import RandomResizedCrop
 from ..machine import processors
 from . import charts, grid
-from .address import Fields, Place, read_number, read_place, write_query
+from .address import Fields, ViewState, read_number, read_state, write_query
 from .render import render
 from .results import Crop, Picture
 from .server import Answer, failure
@@ -46,7 +46,7 @@ class Pages:
         """Show these views."""
         self._views = views
         self._decoders = threading.BoundedSemaphore(max(2, processors()))
-        self._pages: dict[str, Callable[[str, Fields, Place], Answer]] = {
+        self._pages: dict[str, Callable[[str, Fields, ViewState], Answer]] = {
             "": self._records,
             "record": self._record,
             "summary": self._summary,
@@ -64,7 +64,7 @@ class Pages:
         try:
             if name not in self._pages or (rest and name not in ("record", "image", "crop")):
                 raise IndexError("there is no such page")
-            return self._pages[name](rest, fields, read_place(fields))
+            return self._pages[name](rest, fields, read_state(fields))
         except IndexError as error:
             return failure(HTTPStatus.NOT_FOUND, str(error))
         except OptionError as error:
@@ -72,27 +72,27 @@ class Pages:
         except ShardioError as error:
             return failure(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
-    def _page(self, name: str, view: View, place: Place, **values: Any) -> Answer:
+    def _page(self, name: str, view: View, state: ViewState, **values: Any) -> Answer:
         """Fill in the template of a page, and what all pages show around it."""
-        own = shell(view.summary(), self._views.splits, place)
+        own = shell(view.summary(), self._views.splits, state)
         return Answer(render(f"{name or 'records'}.html", current=name, **own, **values))
 
     # --- records ----------------------------------------------------------------------------------
 
-    def _records(self, rest: str, fields: Fields, place: Place) -> Answer:
-        if place.fields() != fields:  # a form sends all its fields, most of them empty
-            return _moved(place.at())
-        view = self._views.of(place.split)
+    def _records(self, rest: str, fields: Fields, state: ViewState) -> Answer:
+        if state.fields() != fields:  # a form sends all its fields, most of them empty
+            return _moved(state.url_for())
+        view = self._views.of(state.split)
         try:
-            found = grid.records(view, place)
+            found = grid.records(view, state)
         except OptionError as error:  # the form stays, so that it can be mended
             found = grid.nothing(str(error))
-        return self._page("", view, place, **found)
+        return self._page("", view, state, **found)
 
-    def _go(self, rest: str, fields: Fields, place: Place) -> Answer:
+    def _go(self, rest: str, fields: Fields, state: ViewState) -> Answer:
         """Lead to the record that a number or a whole key names."""
         text = fields.get("record", [""])[-1].strip()
-        view = self._views.of(place.split)
+        view = self._views.of(state.split)
         digits = text.replace(",", "").replace("_", "")
         is_number = digits.isascii() and digits.isdigit() and len(digits) < 19
         number = int(digits) if is_number else view.find(text)
@@ -102,27 +102,27 @@ class Pages:
                 f"{printable(text)!r} is neither the number of a record, which are 0 to "
                 f"{total - 1:,}, nor a whole key; the search finds parts of keys"
             )
-        return _moved(Place(split=place.split).at(f"record/{number}"))
+        return _moved(ViewState(split=state.split).url_for(f"record/{number}"))
 
     # --- one record -------------------------------------------------------------------------------
 
-    def _record(self, rest: str, fields: Fields, place: Place) -> Answer:
-        view = self._views.of(place.split)
+    def _record(self, rest: str, fields: Fields, state: ViewState) -> Answer:
+        view = self._views.of(state.split)
         record = view.record(read_number("record", rest))
         crop = _CropForm.read(fields)
         crops: tuple[Crop, ...] = ()
         why = ""
         if view.summary().main_image is not None and not record.damaged:
             try:
-                epochs = range(place.query.epoch, place.query.epoch + _CROPS)
-                crops = view.crops(record.number, crop.transform, epochs, seed=place.query.seed)
+                epochs = range(state.query.epoch, state.query.epoch + _CROPS)
+                crops = view.crops(record.number, crop.transform, epochs, seed=state.query.seed)
             except (ShardioError, KeyError) as error:
                 why = str(error)
         at = read_number("at", fields["at"][-1]) if "at" in fields else None
         return self._page(
             "record",
             view,
-            place,
+            state,
             record=record,
             side=None if record.bytes <= _WHOLE else _SIDE,
             crop=crop,
@@ -130,51 +130,53 @@ class Pages:
             fields=fields,
             why_no_crops=why,
             masks=[field.name for field in record.fields if field.mask],
-            around=grid.around(view, place, record.number, at),
+            around=grid.around(view, state, record.number, at),
         )
 
     # --- the dataset ------------------------------------------------------------------------------
 
-    def _summary(self, rest: str, fields: Fields, place: Place) -> Answer:
-        view = self._views.of(place.split)
+    def _summary(self, rest: str, fields: Fields, state: ViewState) -> Answer:
+        view = self._views.of(state.split)
         by = fields.get("by", ["label"])[-1]
-        found = view.histograms(place.query)
+        found = view.histograms(state.query)
         most = len(found.classes) if "all" in fields else _CLASSES
 
-        chosen = Place(dataclasses.replace(place.query, search="", step=None), split=place.split)
+        chosen = ViewState(
+            dataclasses.replace(state.query, search="", step=None), split=state.split
+        )
 
         def sorted_by(order: str, whole: bool = False) -> str:
-            address = place.at("summary")
+            address = state.url_for("summary")
             more = write_query({"by": [order]} | ({"all": ["1"]} if whole else {}))
             return address + (more.replace("?", "&") if "?" in address else more)
 
         return self._page(
             "summary",
             view,
-            place,
+            state,
             found=found,
             narrowed=found.records < view.summary().records,
             bars=charts.class_bars(found.classes, by, most),
             histograms=[charts.histogram(one) for one in found.bins],
             by=by,
             summary_address=sorted_by,
-            class_address=lambda label: chosen.at(
-                **{"where": (*place.query.where, "label=null")}
+            class_address=lambda label: chosen.url_for(
+                **{"where": (*state.query.where, "label=null")}
                 if label is None
                 else {"label": label}
             ),
-            where_address=lambda where: chosen.at(where=(*place.query.where, *where)),
+            where_address=lambda where: chosen.url_for(where=(*state.query.where, *where)),
         )
 
-    def _damage(self, rest: str, fields: Fields, place: Place) -> Answer:
-        view = self._views.of(place.split)
+    def _damage(self, rest: str, fields: Fields, state: ViewState) -> Answer:
+        view = self._views.of(state.split)
         checked = None
         if "check" in fields:
             checked = view.check(read_number("check", fields["check"][-1]))
         return self._page(
             "damage",
             view,
-            place,
+            state,
             checked=checked,
             damaged=view.damaged(),
             rejected=view.rejected(),
@@ -182,18 +184,18 @@ class Pages:
 
     # --- pictures ---------------------------------------------------------------------------------
 
-    def _image(self, rest: str, fields: Fields, place: Place) -> Answer:
+    def _image(self, rest: str, fields: Fields, state: ViewState) -> Answer:
         side = min(read_number("side", fields["side"][-1]), _MOST) if "side" in fields else None
         field = fields["field"][-1] if "field" in fields else None
-        view, number = self._views.of(place.split), read_number("record", rest)
+        view, number = self._views.of(state.split), read_number("record", rest)
         overlay = "overlay" in fields
         if overlay and side is None:
             side = _MOST
         return self._picture(lambda: view.image(number, field, side, overlay=overlay))
 
-    def _crop(self, rest: str, fields: Fields, place: Place) -> Answer:
-        view, number = self._views.of(place.split), read_number("record", rest)
-        transform, query = _CropForm.read(fields).transform, place.query
+    def _crop(self, rest: str, fields: Fields, state: ViewState) -> Answer:
+        view, number = self._views.of(state.split), read_number("record", rest)
+        transform, query = _CropForm.read(fields).transform, state.query
         return self._picture(
             lambda: view.crop_image(number, transform, query.epoch, seed=query.seed)
         )
@@ -205,7 +207,7 @@ class Pages:
                 data, kind = make()
         except (ShardioError, KeyError):
             return Answer(static("broken.svg"), _STATIC["broken.svg"], HTTPStatus.NOT_FOUND)
-        return Answer(data, kind, kept=True)
+        return Answer(data, kind, cacheable=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,13 +54,13 @@ def save(view: View, file: str, *, overwrite: bool = False) -> Report:
     Raises ExistsError, StorageError; DamageError where no index can be read.
     """
     check(file, overwrite)
-    body, pictures = draw(view)
+    body, pictures = render_report(view)
     folder, name = os.path.split(os.path.abspath(file))
     write_file(folder, name, body, replace=overwrite)
     return Report(file, len(body), pictures)
 
 
-def draw(view: View) -> tuple[bytes, int]:
+def render_report(view: View) -> tuple[bytes, int]:
     """Return the page of the report, and how many pictures are inside."""
     training = Query(order="training", step=0)
     stored, trained = (view.page(one, 0, _PICTURES, wait_s=None) for one in (Query(), training))

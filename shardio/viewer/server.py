@@ -59,7 +59,7 @@ class Answer:
     body: bytes
     type: str = "text/html; charset=utf-8"
     status: HTTPStatus = HTTPStatus.OK
-    kept: bool = False  # by the browser: the same address always has the same bytes
+    cacheable: bool = False  # by the browser: the same address always has the same bytes
     location: str = ""  # where the browser is led to
     cookie: str = ""
 
@@ -228,7 +228,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(answer.status)
         for name, value in (_HEADERS | (more or {})).items():
             self.send_header(name, value)
-        kept = "private, max-age=86400, immutable" if answer.kept else "no-store"
+        kept = "private, max-age=86400, immutable" if answer.cacheable else "no-store"
         self.send_header("Cache-Control", kept)
         self.send_header("Content-Type", answer.type)
         self.send_header("Content-Length", str(len(answer.body)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from .address import PAGE, Place, write_query
+from .address import PAGE, ViewState, write_query
 from .grid import record_address
 from .results import Query, Summary
 
@@ -12,37 +12,37 @@ THUMBNAIL: Final = 192  # pixels: twice of what the page shows, for dense screen
 _CLASSES: Final = 200  # that a form lists; of more, the name is typed
 
 
-def shell(summary: Summary, splits: tuple[str, ...], place: Place) -> dict[str, Any]:
+def shell(summary: Summary, splits: tuple[str, ...], state: ViewState) -> dict[str, Any]:
     """Return the values that the template base.html needs, and addresses for the others."""
 
     def picture(path: str, **more: object) -> str:
         # The dataset is in it: browsers keep pictures, and a port may serve another one tomorrow.
         fields = {"v": [summary.dataset_id[:12]]}
-        if place.split is not None:
-            fields["split"] = [place.split]
+        if state.split is not None:
+            fields["split"] = [state.split]
         fields |= {name: [str(value)] for name, value in more.items() if value is not None}
         return f"/{path}{write_query(fields)}"
 
     names = summary.classes or ()
-    label = place.query.label
+    label = state.query.label
     if isinstance(label, int) and label < len(names):
         label = names[label]
     columns = [one.name for one in summary.fields if one.column]
     return {
         "summary": summary,
         "splits": splits,
-        "place": place,
-        "query": place.query,
+        "state": state,
+        "query": state.query,
         "default_count": PAGE,
         "listed_classes": names if len(names) <= _CLASSES else (),
         "label_text": "" if label is None else label,
         "filter_columns": columns,
         "sort_columns": columns,
-        "value_of": lambda name: _given(place.query, name),
+        "value_of": lambda name: _given(state.query, name),
         "default_of": lambda name: getattr(Query(), name) or 0,
         "picture": picture,
         "thumbnail": lambda number: picture(f"image/{number}", side=THUMBNAIL),
-        "record_address": lambda card: record_address(place, card.number, card.position),
+        "record_address": lambda card: record_address(state, card.number, card.position),
     }
 
 

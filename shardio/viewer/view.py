@@ -21,10 +21,10 @@ from ..storage.stores import without_secrets
 from ..units import check_int, show_count
 from . import histogram
 from .answers import Answers
+from .cache import BackgroundCache, PendingError
 from .cards import Cards
 from .checks import Checks
 from .columns import HASHES, Columns
-from .kept import Kept, PendingError
 from .pictures import image_fields
 from .records import Records
 from .results import (
@@ -100,9 +100,9 @@ class View(Records):
         checks = Checks(reader, options.max_pixels)
         super().__init__(reader, checks, Cards(reader, checks.met), options.max_pixels)
         self._split, self._splits = split, tuple(splits)
-        self._kept = Kept(cache_bytes)
-        self._columns = Columns(reader, self._kept, cache_bytes)
-        self._answers = Answers(reader, self._columns, self._kept)
+        self._cache = BackgroundCache(cache_bytes)
+        self._columns = Columns(reader, self._cache, cache_bytes)
+        self._answers = Answers(reader, self._columns, self._cache)
 
     def __enter__(self) -> View:
         return self
@@ -111,15 +111,15 @@ class View(Records):
         self.close()
 
     def close(self) -> None:
-        """Close all shards, and let go of what is kept."""
-        self._kept.close()
+        """Close all shards, and drop what is cached."""
+        self._cache.close()
         self._cards.close()
         self._reader.forget()
 
     @property
-    def kept_bytes(self) -> int:
-        """Return the bytes of columns and orders that are kept now."""
-        return self._kept.bytes
+    def cached_bytes(self) -> int:
+        """Return the bytes of columns and orders that are cached now."""
+        return self._cache.bytes
 
     def summary(self) -> Summary:
         """Return what the manifest says, at once."""
@@ -296,12 +296,12 @@ class View(Records):
         """
         query = Query() if query is None else query
         key = ("histograms", query.where, query.label)
-        if (found := self._kept.get(key)) is not None:
+        if (found := self._cache.get(key)) is not None:
             return found  # type: ignore[no-any-return]
         try:
             selection = self._answers.chosen(query, wait_s)
             numbers = None if selection is None else selection.numbers
-            return self._kept.make(key, lambda: self._count(key, numbers), wait_s)
+            return self._cache.make(key, lambda: self._count(key, numbers), wait_s)
         except PendingError as pending:
             return Histograms(self._reader.records, (), (), note=f"{pending}", pending=pending.part)
 
@@ -320,7 +320,7 @@ class View(Records):
                 bins.append(found)
         records = self._reader.records if numbers is None else len(numbers)
         counted = Histograms(records, classes, tuple(bins), self._unread())
-        return self._kept.put(key, counted, 200 * len(classes) + 4_000 * len(bins) + 1_000)
+        return self._cache.put(key, counted, 200 * len(classes) + 4_000 * len(bins) + 1_000)
 
     def damaged(self) -> tuple[Damaged, ...]:
         """Return the damaged records that this view has met so far, by number."""

@@ -17,4 +17,4 @@ def test_columns_beyond_the_limit_are_refused(folder: Path) -> None:
     with open_view(folder, cache_bytes=8 * N) as view:  # one column at a time
         for name in ("width", "label", "score"):
             assert len(ask(view, sort=name).cards) == N
-            assert view.kept_bytes <= 8 * N + 1_000  # the newest alone may be larger
+            assert view.cached_bytes <= 8 * N + 1_000  # the newest alone may be larger

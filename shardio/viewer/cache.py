@@ -1,4 +1,4 @@
-"""What a view keeps, within a limit of bytes, and the thread that makes what takes long.
+"""The cache of a view: values within a limit of bytes, and the thread that makes what takes long.
 
 Columns of the index, filters, sorted orders and epochs are made once, by one thread: a page waits
 for them for a moment, and then says how far they are. So no request of a browser blocks for long,
@@ -26,7 +26,7 @@ class PendingError(Exception):
         self.part = part or 0.0
 
 
-class Kept:
+class BackgroundCache:
     """Keep values by key, those used last, within a limit; make what takes long in one thread.
 
     Safe for threads.
@@ -71,8 +71,8 @@ class Kept:
         The functions run in one thread, one after another; the same key asks for the same thing.
         Raises what the function raises, and PendingError if that takes longer than wait_s seconds.
         """
-        if (kept := self.get(key)) is not None:
-            return kept  # type: ignore[no-any-return]
+        if (found := self.get(key)) is not None:
+            return found  # type: ignore[no-any-return]
         with self._lock:
             future = self._running.get(key)
             if future is None:

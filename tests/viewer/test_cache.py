@@ -8,8 +8,8 @@ import pytest
 from support import LIMIT_S
 from support.viewer_records import ask
 
+from shardio.viewer.cache import BackgroundCache, PendingError
 from shardio.viewer.columns import Columns
-from shardio.viewer.kept import Kept, PendingError
 from shardio.viewer.results import Query
 from shardio.viewer.view import open_view
 
@@ -33,24 +33,26 @@ def test_a_page_does_not_wait_for_the_index(folder: Path, monkeypatch: pytest.Mo
 
 
 def test_what_is_kept_stays_within_its_limit() -> None:
-    kept = Kept(100)
+    cache = BackgroundCache(100)
     for number in range(5):
-        kept.put(number, f"{number}", 40)
-        kept.get(0)
-    assert kept.bytes == 80 and kept.get(0) == "0" and kept.get(4) == "4" and kept.get(3) is None
-    assert kept.put("large", 1, 1000) == 1 and kept.bytes == 1000
-    kept.put("small", 1, 10)
-    assert kept.bytes == 10 and kept.get("large") is None
+        cache.put(number, f"{number}", 40)
+        cache.get(0)
+    assert (
+        cache.bytes == 80 and cache.get(0) == "0" and cache.get(4) == "4" and cache.get(3) is None
+    )
+    assert cache.put("large", 1, 1000) == 1 and cache.bytes == 1000
+    cache.put("small", 1, 10)
+    assert cache.bytes == 10 and cache.get("large") is None
 
 
 def test_an_error_in_the_background_is_the_askers_and_is_not_kept() -> None:
-    kept = Kept(100)
+    cache = BackgroundCache(100)
     with pytest.raises(ZeroDivisionError):
-        kept.make("key", lambda: 1 / 0, None)
-    assert kept.make("key", lambda: 1, None) == 1
+        cache.make("key", lambda: 1 / 0, None)
+    assert cache.make("key", lambda: 1, None) == 1
     held = threading.Event()
     with pytest.raises(PendingError):
-        kept.make("slow", held.wait, 0.0)
+        cache.make("slow", held.wait, 0.0)
     held.set()
-    assert kept.make("slow", lambda: None, None) is True  # what was begun, not anew
-    kept.close()
+    assert cache.make("slow", lambda: None, None) is True  # what was begun, not anew
+    cache.close()
