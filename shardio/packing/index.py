@@ -36,7 +36,7 @@ from ..images.filetype import ALL_ENDINGS
 from ..names import file_name, from_file_name, key_bytes
 from ..storage import local
 from ..storage.base import Location
-from ..storage.listing import Listed
+from ..storage.listing import ObjectEntry
 from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate
 from ..storage.memory import MemoryLocation
@@ -274,7 +274,7 @@ def _find(
     """Find out what a folder holds, or a file is. Raises SourceError, OptionError, ExistsError."""
     if format is not None:
         check_foreign(format)
-    objects: dict[str, Listed] = {}  # of a store
+    objects: dict[str, ObjectEntry] = {}  # of a store
     if isinstance(place, RemoteLocation):
         if classes is not None:
             raise _no_classes()
@@ -314,9 +314,9 @@ def _find(
     )
 
 
-def _objects(place: RemoteLocation) -> dict[str, Listed]:
+def _objects(place: RemoteLocation) -> dict[str, ObjectEntry]:
     """Return the objects of a folder in a store by their paths, but hidden ones."""
-    found: dict[str, Listed] = {}
+    found: dict[str, ObjectEntry] = {}
     for listed in place.walk(found.clear):
         if not any(part.startswith(".") for part in listed.path.split("/")):
             found[listed.path] = listed

@@ -28,8 +28,8 @@ from .text import Plain, paragraph
 
 WIDTH: Final = 80  # columns of the text
 _LARGE_INDEX: Final = 1 << 30  # bytes of indexes in one process that are worth a word anywhere
-_OFF: Final = 0.01  # of a uniform batch's mixture: less does not matter; as tune.TOLERATED
-_LOOKED: Final = 64  # batches that a mixture is judged by
+_TOLERATED: Final = 0.01  # of a uniform batch's mixture: less does not matter; as tune.TOLERATED
+_SAMPLED_BATCHES: Final = 64  # batches that a mixture is judged by
 _DRAW_US: Final = 0.03  # to make one draw of a span's order
 _GROUPED: Final = {  # options that are given in an object
     "buffer_bytes": "storage=shardio.Storage(buffer_bytes={})",
@@ -70,7 +70,7 @@ def advice_text(warnings: Sequence[Advice]) -> str:
     return "\n".join(lines)
 
 
-def _set(code: str, what: str, more: str = "", **change: int | str) -> Advice:
+def _advise_option(code: str, what: str, more: str = "", **change: int | str) -> Advice:
     """Advise to set one option. more: what to say after it."""
     [(name, value)] = change.items()
     shown = f'"{value}"' if isinstance(value, str) else value
@@ -78,10 +78,10 @@ def _set(code: str, what: str, more: str = "", **change: int | str) -> Advice:
     return Advice(code, what, mend + more, change)
 
 
-def _reorder(code: str, what: str, job: TrainingJob, **change: int) -> Advice:
+def _advise_order(code: str, what: str, job: TrainingJob, **change: int) -> Advice:
     """Advise to set one option of the order."""
     more = "" if "unit" in change else ", in new runs (it is part of the order)"
-    return Advice(code, what, order_text(job.share, **change) + more, change)
+    return Advice(code, what, order_text(job.partition, **change) + more, change)
 
 
 # --- the rules ------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def _reorder(code: str, what: str, job: TrainingJob, **change: int) -> Advice:
 def _counts(job: TrainingJob) -> Iterator[Advice]:
     """Look at the numbers of records, workers and steps."""
     records, workers, ranks = job.records, job.num_workers, job.world_size
-    size, steps = job.share.batch_size, job.share.steps
+    size, steps = job.partition.batch_size, job.partition.steps
     is_short = records < max(job.consumers, (size or 1) * ranks)
     if is_short:
         if job.options.tail == "drop" and not steps:
@@ -104,9 +104,9 @@ def _counts(job: TrainingJob) -> Iterator[Advice]:
         if records >= job.consumers:
             what = f"{records:,} records are fewer than batch_size x world_size, {size or 1:,} x "
             what += f"{ranks:,}: {cost}"
-            yield _set("few_records", what, batch_size=records // job.consumers)
+            yield _advise_option("few_records", what, batch_size=records // job.consumers)
         elif workers > 1 and records >= ranks:
-            yield _set("few_records", what, num_workers=records // ranks)
+            yield _advise_option("few_records", what, num_workers=records // ranks)
         else:
             fewer = max(1, records // max(1, workers))
             change = {"world_size": fewer}
@@ -122,23 +122,23 @@ def _counts(job: TrainingJob) -> Iterator[Advice]:
         )
     elif steps < workers and not is_short:
         what = f"each rank has {steps:,} steps for {workers:,} workers: some get no batch"
-        yield _set("idle_workers", what, num_workers=steps)
+        yield _advise_option("idle_workers", what, num_workers=steps)
 
 
 def _class_order(job: TrainingJob) -> Iterator[Advice]:
     """Look at the classes of a batch."""
-    epoch, manifest, batch_size = job.epoch, job.manifest, job.share.batch_size
+    epoch, manifest, batch_size = job.epoch, job.manifest, job.partition.batch_size
     classes, size = len(manifest.classes or ()), min(batch_size or 256, job.records)
     if epoch.shuffles_all or job.options.tail == "exact" or classes < 2:
         return  # mixed, or evaluation, which wants no mixture
     if not _in_class_order(job):
         return
-    seen, alike, looked = mixture_seen(epoch, classes, size)
+    seen, alike, looked = sample_mixture(epoch, classes, size)
     uniform = classes * (1 - (1 - 1 / classes) ** size)
     chance = looked * math.comb(size, 2) / classes  # pairs of one class; noise: their square root
-    if seen < (1 - _OFF) * uniform:
+    if seen < (1 - _TOLERATED) * uniform:
         has = f"has about {round(seen, 1):g} classes, a uniform one {round(uniform, 1):g}"
-    elif abs(chance - alike) > max(_OFF * chance, 4 * math.sqrt(chance)):
+    elif abs(chance - alike) > max(_TOLERATED * chance, 4 * math.sqrt(chance)):
         has = f"has its classes in too {'un' if alike > chance else ''}equal parts"
     else:
         return
@@ -155,7 +155,7 @@ def _class_order(job: TrainingJob) -> Iterator[Advice]:
     yield Advice("class_order", what, mend + evaluating, change)
 
 
-def mixture_seen(epoch: Epoch, classes: int, size: int) -> tuple[float, int, int]:
+def sample_mixture(epoch: Epoch, classes: int, size: int) -> tuple[float, int, int]:
     """Return the mean of distinct classes in some batches, all their pairs of one class, and how
     many batches these are.
 
@@ -165,7 +165,7 @@ def mixture_seen(epoch: Epoch, classes: int, size: int) -> tuple[float, int, int
     spans: dict[int, SpanOrder] = {}
     window, pieces = epoch.window, -(-size // epoch.unit)
     draws = pieces * ((1 << 14) + window * window.bit_length())  # of a batch's seeks: 0.03 us each
-    batches = max(1, min(_LOOKED, epoch.records // size, (1 << 25) // draws))
+    batches = max(1, min(_SAMPLED_BATCHES, epoch.records // size, (1 << 25) // draws))
     found = []
     for batch in range(batches):
         first = (epoch.records - size) * (batch + 1) // (batches + 1)
@@ -211,7 +211,7 @@ def _order(job: TrainingJob) -> Iterator[Advice]:
         sharers = job.reads.sharers
         what = f"{job.consumers:,} workers read from {spans:,} spans: up to {sharers:,} make the "
         what += f"order of the same one, some {max(1, sharers * _DRAW_US):,.0f} us a record"
-        yield _reorder("few_spans", what, job, spans=_spans(job, job.consumers))
+        yield _advise_order("few_spans", what, job, spans=_spans(job, job.consumers))
     if epoch.shuffles_all or (epoch.shuffle_buffer or 0) <= 1:
         return
     span = max(1, epoch.units // spans) * unit  # the records of most spans, or a unit more
@@ -220,7 +220,7 @@ def _order(job: TrainingJob) -> Iterator[Advice]:
     if epoch.window > span:
         buffer = "all" if may_be_all else span * spans
         what = f"the window of {epoch.window:,} records is larger than a span of {span:,}, which "
-        yield _set("window_over_span", f"{what}no record leaves", shuffle_buffer=buffer)
+        yield _advise_option("window_over_span", f"{what}no record leaves", shuffle_buffer=buffer)
     elif epoch.window < unit:
         what = (
             f"each span has a window of {show_count(epoch.window, 'record')}, less than the unit "
@@ -234,10 +234,10 @@ def _order(job: TrainingJob) -> Iterator[Advice]:
             buffer, fits = "all", may_be_all
         if fits:
             more = "; `shardio tune` finds the smallest that will do"
-            yield _set("window_under_unit", what, more, shuffle_buffer=buffer)
+            yield _advise_option("window_under_unit", what, more, shuffle_buffer=buffer)
         else:
-            usable = [d for d in divisors(job.share.batch_size or 1) if d <= epoch.window]
-            yield _reorder("window_under_unit", what, job, unit=usable[-1])
+            usable = [d for d in divisors(job.partition.batch_size or 1) if d <= epoch.window]
+            yield _advise_order("window_under_unit", what, job, unit=usable[-1])
 
 
 def _spans(job: TrainingJob, least: int) -> int:
@@ -254,12 +254,14 @@ def _nodes(job: TrainingJob) -> Iterator[Advice]:
         return
     units = job.epoch.node_spans
     what = f"each machine reads the shards of {read:,} of {nodes:,} nodes, instead of its own: "
-    if job.share.batch_units != units:
-        what += f"the order is of batches of {units:,} units, these have {job.share.batch_units:,}"
-        yield _set("nodes_mixed", what, batch_size=units * job.epoch.unit)
+    if job.partition.batch_units != units:
+        what += (
+            f"the order is of batches of {units:,} units, these have {job.partition.batch_units:,}"
+        )
+        yield _advise_option("nodes_mixed", what, batch_size=units * job.epoch.unit)
     else:
         what += f"the {job.world_size:,} ranks of {machines:,} machines do not divide so"
-        yield _reorder("nodes_mixed", what, job, nodes=machines)
+        yield _advise_order("nodes_mixed", what, job, nodes=machines)
 
 
 def _network(job: TrainingJob) -> Iterator[Advice]:
@@ -269,9 +271,11 @@ def _network(job: TrainingJob) -> Iterator[Advice]:
         return
     if epoch.shuffles_all and not job.may_be_random:
         what = "a buffer of all records reads them at random, one request each, over the network"
-        yield _set("all_on_network", what, shuffle_buffer=min(SHUFFLE_BUFFER, job.records // 2))
+        yield _advise_option(
+            "all_on_network", what, shuffle_buffer=min(SHUFFLE_BUFFER, job.records // 2)
+        )
     elif sharers > 1 and not epoch.shuffles_all and epoch.shuffle_buffer != 1:
-        cost, spans = "twice the bytes cross the network", unshared_spans(job.share)
+        cost, spans = "twice the bytes cross the network", unshared_spans(job.partition)
         requests = requests_of_spans(epoch, spans, job.record_bytes)
         if not isinstance(job.policy, NetworkBlocks):
             cost = f"records are read one by one, {job.records:,} requests an epoch"
@@ -280,7 +284,7 @@ def _network(job: TrainingJob) -> Iterator[Advice]:
             what += f", instead of about {requests:,} for ranges of 8 MiB; a cache directory "
             what += "(docs/remote.md) makes such ranges of them, too"
         if not job.is_remote or requests < job.records:
-            yield _reorder("shared_spans", what, job, spans=spans)
+            yield _advise_order("shared_spans", what, job, spans=spans)
     elif job.policy.budget:
         yield from _left_out(job)
     if job.shards < consumers:
@@ -290,7 +294,7 @@ def _network(job: TrainingJob) -> Iterator[Advice]:
 
 def _left_out(job: TrainingJob) -> Iterator[Advice]:
     """Look at windows that do not fit what may be held."""
-    window, spans = job.epoch.window * job.record_bytes, job.share.spans_read
+    window, spans = job.epoch.window * job.record_bytes, job.partition.spans_read
     here, budget = job.local_consumers, job.policy.budget
     if spans * (window + job.policy.run) <= budget:
         return
@@ -301,9 +305,9 @@ def _left_out(job: TrainingJob) -> Iterator[Advice]:
     needed = math.ceil(here * spans * (window + RUN) / (1 << 20))
     least = int(budget / 2 / spans / job.record_bytes)  # half is for blocks
     if needed << 20 <= job.available_bytes / 2:
-        yield _set("windows_left_out", what, buffer_bytes=f"{needed}MiB")
+        yield _advise_option("windows_left_out", what, buffer_bytes=f"{needed}MiB")
     elif least:
-        yield _set("windows_left_out", what, shuffle_buffer=least * job.epoch.spans)
+        yield _advise_option("windows_left_out", what, shuffle_buffer=least * job.epoch.spans)
     else:
         mend = f'storage=shardio.Storage(buffer_bytes="{needed}MiB"), on machines with more memory'
         yield Advice("windows_left_out", what, mend)
@@ -312,7 +316,7 @@ def _left_out(job: TrainingJob) -> Iterator[Advice]:
 def _memory(job: TrainingJob) -> Iterator[Advice]:
     """Look at what takes more memory than there is."""
     epoch, here, available = job.epoch, job.local_consumers, job.available_bytes
-    state = job.share.spans_read * epoch.window * ORDER_BYTES + job.memory.permutation_bytes
+    state = job.partition.spans_read * epoch.window * ORDER_BYTES + job.memory.permutation_bytes
     cached = not job.policy.budget and not epoch.shuffles_all
     window = min(job.window_bytes, job.dataset_bytes) if cached else 0
     what = ""
@@ -330,7 +334,7 @@ def _memory(job: TrainingJob) -> Iterator[Advice]:
     if epoch.shuffles_all:
         buffer = min(SHUFFLE_BUFFER, buffer)
     if what and buffer >= epoch.spans:  # a window is one record at least
-        yield _set("buffer_memory", what, shuffle_buffer=buffer)
+        yield _advise_option("buffer_memory", what, shuffle_buffer=buffer)
     index = job.memory.index_bytes
     if index > _LARGE_INDEX or index * here > available / 4:
         what = (
@@ -343,7 +347,7 @@ def _memory(job: TrainingJob) -> Iterator[Advice]:
 def _files(job: TrainingJob) -> Iterator[Advice]:
     """Look at shards that are opened again and again."""
     needed, limit = job.files_needed, job.files_limit
-    spans, touched = job.epoch.spans, job.share.spans_read
+    spans, touched = job.epoch.spans, job.partition.spans_read
     if needed <= limit:
         return
     code = "files_reopened"
@@ -358,10 +362,10 @@ def _files(job: TrainingJob) -> Iterator[Advice]:
         yield Advice(code, what, _REPACK.format("larger"))
     elif limit < 2 * touched:
         fewer = _spans(job, max(1, spans * limit // (2 * touched)))
-        yield _reorder(code, what, job, spans=fewer)
+        yield _advise_order(code, what, job, spans=fewer)
     else:  # as TrainingJob.files_needed says it, for as many as there may be
         buffer = int(spans * (limit / touched - 1) * job.records / job.shards / 2)
-        yield _set(code, what, shuffle_buffer=max(1, buffer // spans) * spans)
+        yield _advise_option(code, what, shuffle_buffer=max(1, buffer // spans) * spans)
 
 
 def _row_groups(job: TrainingJob) -> Iterator[Advice]:
@@ -370,7 +374,7 @@ def _row_groups(job: TrainingJob) -> Iterator[Advice]:
     if job.manifest.format not in GROUPED or type(group) is not dict:
         return
     rows, size = max(1, group["rows"]), group["bytes"]
-    epoch, touched = job.epoch, job.share.spans_read
+    epoch, touched = job.epoch, job.partition.spans_read
     # Records that are held are read in order; others are when they are handed out: files_needed.
     held = job.policy.budget > 0
     groups = job.records / rows

@@ -17,7 +17,8 @@ from ..units import show_count, show_size
 from .text import Plain, show_cores, show_number
 
 FULL: Final = 0.85  # of the time: a thread or a core that has no more to give
-# Of the bytes of the records: from here on they come from storage; less is an index, or read ahead.
+# Bytes read, over those of the records: from here on these come from storage; less is an index, or
+# read ahead.
 READ: Final = 0.3
 NOISE: Final = 0.05  # rates that are nearer to each other are equal
 OTHERS: Final = 0.15  # of the cores: what other programs may take without a word
@@ -30,23 +31,23 @@ class Row(Plain):
 
     loader: str  # "DataLoader" or "ShardLoader"
     workers: int  # processes; 0: all in the trainer's
-    threads: int  # of each; DataLoader has one
+    threads: int  # threads of each process; DataLoader has one
     decodes: bool  # False: records are handed out as bytes
     cold: bool
     remote: bool = False  # read by URL: neither warm nor cold
     rates: tuple[float, ...] = ()  # images/s of each part of each repeat
     images_per_s: float = 0.0
     mb_per_s: float = 0.0  # as stored, 10**6 bytes
-    cpu_ms: float | None = None  # an image, of all processes together
-    cores_busy: float | None = None  # by these processes, mean
-    others_busy: float | None = None  # by other programs
+    cpu_ms: float | None = None  # CPU time an image, all processes together
+    cores_busy: float | None = None  # mean number of cores that these processes keep busy
+    others_busy: float | None = None  # cores that other programs keep busy
     trainer_ms: float = 0.0  # CPU time of the thread that takes the batches, each
-    trainer_busy: float = 0.0  # of the time
-    storage_mb_per_s: float | None = None  # that came from storage, and not from memory
-    pss_bytes: int | None = None  # of all processes, at most; torch itself is some 200 MB of it
-    memory_left: int | None = None  # of the machine, at least
-    first_batch_s: float = 0.0  # from iter() on
-    pass_batches: int = 0  # of one epoch of what is measured
+    trainer_busy: float = 0.0  # part of the time that this thread computes
+    storage_mb_per_s: float | None = None  # bytes that came from storage, not from memory
+    pss_bytes: int | None = None  # memory of all processes, at most; torch is some 200 MB of it
+    memory_left: int | None = None  # memory that the machine had left, at least
+    first_batch_s: float = 0.0  # seconds from iter() to the first batch
+    pass_batches: int = 0  # batches of one epoch of the records that are measured
     starting: bool = False  # by URL: the windows of all spans were not filled when it counted
     limit: str = ""  # a code, for programs: see LIMITS
     short: str = ""  # the limit in a few words

@@ -61,7 +61,7 @@ class WorkerReads(Plain):
 
 
 @dataclass(frozen=True)
-class Memory(Plain):
+class MemoryUse(Plain):
     """Bytes of memory that a job takes in the worst case."""
 
     records_bytes: int  # records waiting in a process, or on their way from an object store
@@ -130,20 +130,20 @@ class TrainingJob:
         counts = manifest.shard_records if shard_records is None else shard_records
         self.epoch = epoch = options.epoch(counts, 0)  # of what is read
         # The first worker of rank 0: none has more steps.
-        self.share = share = options.partition(
+        self.partition = partition = options.partition(
             epoch, world_size=ranks, num_workers=max(1, self.num_workers)
         )
         self.records = epoch.records
         self.record_bytes = manifest.mean_bytes
         self.dataset_bytes = round(float(_shard_means(manifest) @ epoch.shard_records))
         self.shards = int((epoch.shard_records > 0).sum())  # that have records
-        self.consumers = share.num_workers * ranks
-        self.local_consumers = share.num_workers * local  # on a machine
+        self.consumers = partition.num_workers * ranks
+        self.local_consumers = partition.num_workers * local  # on a machine
         if batched_reads is None:
             batched_reads = reads_batches_in_core(manifest)
         choose = partial(
             choose_policy,
-            share,
+            partition,
             self.record_bytes,
             network=is_network,
             buffer_bytes=buffer_bytes,
@@ -156,11 +156,11 @@ class TrainingJob:
         self.policy = choose(remote=is_remote and not has_cache)
         self.traffic: Traffic | None = None
         if is_remote:
-            self.traffic = machine_traffic(share, choose(remote=True), local_world_size=local)
+            self.traffic = machine_traffic(partition, choose(remote=True), local_world_size=local)
         windows = min(epoch.spans * epoch.window, epoch.records)
         self.window_bytes = math.ceil(windows * self.record_bytes)
         self.files_open = min(self.files_limit, self.shards)  # by a process, at most
-        self.free_consumers = free_consumers(epoch.spans, share.batch_units)
+        self.free_consumers = free_consumers(epoch.spans, partition.batch_units)
         # Reading at random does no harm locally, and where the default does so.
         self.may_be_random = not is_network or shuffled_whole(self.records, self.record_bytes)
 
@@ -173,45 +173,45 @@ class TrainingJob:
         if self.epoch.shuffles_all:
             return self.shards
         across = 2 * self.epoch.window * self.shards / max(1, self.records)
-        return min(self.shards, math.ceil(self.share.spans_read * (1 + across)))
+        return min(self.shards, math.ceil(self.partition.spans_read * (1 + across)))
 
     @property
     def nodes_read(self) -> int:
         """Count the nodes whose shards a machine reads, where nodes keep to shards of their own."""
-        return touched_spans(self.share, self.local_world_size)[1]
+        return touched_spans(self.partition, self.local_world_size)[1]
 
     @cached_property
     def reads(self) -> WorkerReads:
         """Count what each consumer reads, or estimate it where counting would take seconds."""
         spans = min(self.epoch.spans, self.epoch.units)
         if self.records <= COUNTED and max(spans, self.consumers) <= _COUNTED_SPANS:
-            return _count(self.share, self.manifest)
-        return _estimate(self.share, self.shards, self.record_bytes)
+            return _count(self.partition, self.manifest)
+        return _estimate(self.partition, self.shards, self.record_bytes)
 
     @cached_property
-    def memory(self) -> Memory:
+    def memory(self) -> MemoryUse:
         """Add up the memory of a process, and of a machine."""
         epoch, manifest = self.epoch, self.manifest
         sizes = np.sort(manifest.shard_records[epoch.shard_records > 0])
         records = min(self.policy.records_bytes, manifest.size)
-        order = self.share.spans_read * (_BLOCK_BYTES + ORDER_BYTES * epoch.window)
+        order = self.partition.spans_read * (_BLOCK_BYTES + ORDER_BYTES * epoch.window)
         permutation = 8 * epoch.records if epoch.shuffles_all else 0
         index = INDEX_BYTES * int(sizes[len(sizes) - self.files_open :].sum())
         process = records + order + permutation + index
         cached = min(self.policy.cached_bytes, manifest.size)
         machine = process * self.local_consumers + cached
         available = self.available_bytes
-        return Memory(records, order, permutation, index, process, cached, machine, available)
+        return MemoryUse(records, order, permutation, index, process, cached, machine, available)
 
     @cached_property
     def tail(self) -> TailCounts:
         """Count the records that the tail leaves out or repeats."""
-        share, records = self.share, self.records
-        size, steps = share.batch_size or 1, share.steps
-        rows = steps * size * share.world_size
-        if share.tail == "drop" or not steps:
+        partition, records = self.partition, self.records
+        size, steps = partition.batch_size or 1, partition.steps
+        rows = steps * size * partition.world_size
+        if partition.tail == "drop" or not steps:
             return TailCounts(size if steps else 0, records - min(records, rows), 0)
-        repeated = 0 if share.tail == "pad" and share.world_size == 1 else rows - records
+        repeated = 0 if partition.tail == "pad" and partition.world_size == 1 else rows - records
         return TailCounts(size - (rows - records - repeated), 0, repeated)
 
 
@@ -231,12 +231,12 @@ def divisors(number: int) -> list[int]:
 # --- what each consumer reads ---------------------------------------------------------------------
 
 
-def _count(share: Partition, manifest: Manifest) -> WorkerReads:
+def _count(partition: Partition, manifest: Manifest) -> WorkerReads:
     """Make the epoch's order, span by span, and count who reads what."""
-    epoch, units, ranks = share.epoch, share.batch_units, share.world_size
-    consumers, shards = share.num_workers * ranks, max(1, len(epoch.shard_records))
-    batches = share.steps * ranks  # of all ranks; what comes behind them is dropped
-    readers = _readers(share)
+    epoch, units, ranks = partition.epoch, partition.batch_units, partition.world_size
+    consumers, shards = partition.num_workers * ranks, max(1, len(epoch.shard_records))
+    batches = partition.steps * ranks  # of all ranks; what comes behind them is dropped
+    readers = _readers(partition)
     rows = [np.empty(0, np.int64)]  # of each row: consumer * shards + shard
     sharers = 1
     for span in range(min(epoch.spans, epoch.units)):
@@ -248,16 +248,16 @@ def _count(share: Partition, manifest: Manifest) -> WorkerReads:
         consumer = readers[batch[read]]
         rows.append(consumer * shards + shard[read])
         sharers = max(sharers, len(np.unique(consumer)))
-    for rank in range(ranks if share.steps else 0):  # only a rank's last batch repeats records
-        worker = (share.steps - 1) % share.num_workers
-        repeats = replace(share, rank=rank).batch(share.steps - 1).repeats
+    for rank in range(ranks if partition.steps else 0):  # only a rank's last batch repeats records
+        worker = (partition.steps - 1) % partition.num_workers
+        repeats = replace(partition, rank=rank).batch(partition.steps - 1).repeats
         if len(repeats):
             rows.append((worker * ranks + rank) * shards + epoch.locate(repeats)[0])
     pairs, counts = np.unique(np.concatenate(rows), return_counts=True)
     who, which = np.divmod(pairs, shards)
     sizes = np.append(_shard_means(manifest), 0.0)[which] * counts  # (pairs,) bytes
     return _reads(
-        share,
+        partition,
         sharers,
         np.bincount(who, counts, minlength=consumers),
         np.bincount(who, minlength=consumers),
@@ -265,29 +265,29 @@ def _count(share: Partition, manifest: Manifest) -> WorkerReads:
     )
 
 
-def _readers(share: Partition) -> Int64s:
+def _readers(partition: Partition) -> Int64s:
     """Tell of each batch, of all ranks, which consumer makes it: worker * ranks + rank."""
-    ranks = share.world_size
-    turns = share.batches_of_ranks(share.steps)
-    steps = np.arange(share.steps)
+    ranks = partition.world_size
+    turns = partition.batches_of_ranks(partition.steps)
+    steps = np.arange(partition.steps)
     rank = np.argsort(turns, axis=1)[steps % max(1, len(turns))]
-    readers: Int64s = (rank + (steps % share.num_workers)[:, None] * ranks).reshape(-1)
+    readers: Int64s = (rank + (steps % partition.num_workers)[:, None] * ranks).reshape(-1)
     return readers
 
 
-def _estimate(share: Partition, shards: int, mean_bytes: float) -> WorkerReads:
+def _estimate(partition: Partition, shards: int, mean_bytes: float) -> WorkerReads:
     """Estimate what the workers with the most and the fewest steps read: all shards as if alike."""
-    epoch = share.epoch
-    records = np.minimum(np.array(_steps(share)) * (share.batch_size or 1), epoch.records)
+    epoch = partition.epoch
+    records = np.minimum(np.array(_steps(partition)) * (partition.batch_size or 1), epoch.records)
     if epoch.shuffles_all:
         across = float(shards)
     else:  # as many as its spans have, or its pieces reach
         reach = 1 + epoch.window * shards / max(1, epoch.records)
         pieces = int(records.max()) / epoch.unit * reach
-        across = min(share.spans_read * (shards / epoch.spans + 1), pieces)
+        across = min(partition.spans_read * (shards / epoch.spans + 1), pieces)
     return _reads(
-        share,
-        share.sharers if epoch.units else 1,
+        partition,
+        partition.sharers if epoch.units else 1,
         records,
         np.minimum(records, min(shards, math.ceil(across))),
         np.round(records * mean_bytes),
@@ -295,18 +295,20 @@ def _estimate(share: Partition, shards: int, mean_bytes: float) -> WorkerReads:
     )
 
 
-def _steps(share: Partition) -> Pair:
+def _steps(partition: Partition) -> Pair:
     """Return the steps of a rank's last worker, and of its first: the fewest and the most."""
-    last = replace(share, worker=share.num_workers - 1)
-    return len(last.worker_steps), len(share.worker_steps)
+    last = replace(partition, worker=partition.num_workers - 1)
+    return len(last.worker_steps), len(partition.worker_steps)
 
 
 def _reads(
-    share: Partition, sharers: int, *reads: np.ndarray[Any, Any], is_exact: bool = True
+    partition: Partition, sharers: int, *reads: np.ndarray[Any, Any], is_exact: bool = True
 ) -> WorkerReads:
     """Sum up the records, the shards and the bytes that each consumer reads, (consumers,) each."""
     records, shards, sizes = ((int(each.min()), int(each.max())) for each in reads)
-    return WorkerReads(is_exact, _steps(share), records, shards, sizes, share.spans_read, sharers)
+    return WorkerReads(
+        is_exact, _steps(partition), records, shards, sizes, partition.spans_read, sharers
+    )
 
 
 def _shard_means(manifest: Manifest) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -23,7 +23,7 @@ from ..order.options import Order, RequestedOptions
 from ..storage.options import Storage
 from ..units import check_group, grouped_in, refuse_options, show_count, show_size
 from .advice import WIDTH, Advice, advice_text, advise
-from .cost import Memory, TrainingJob, WorkerReads, divisors
+from .cost import MemoryUse, TrainingJob, WorkerReads, divisors
 from .text import Result, paragraph, show_choices, show_range, show_sizes
 from .traffic import Traffic
 
@@ -65,7 +65,7 @@ class Explanation(Result):
     traffic: Traffic | None  # of a machine with an object store; None: the dataset is in none
     files_open: int  # at most, in each process
     files_limit: int  # that a process lets itself open
-    memory: Memory
+    memory: MemoryUse
     warnings: tuple[Advice, ...]
     notes: tuple[str, ...]
     _rows: tuple[tuple[str, str], ...]  # names, and what is said
@@ -187,7 +187,7 @@ def explain_job(job: TrainingJob) -> Explanation:
         **{name: getattr(job, name) for name in of_job.split()},
         batch_size=job.options.batch_size,
         state=job.options.state(),
-        steps=job.share.steps,
+        steps=job.partition.steps,
         last_batch_records=job.tail.last,
         dropped_records=job.tail.dropped,
         repeated_records=job.tail.repeated,
@@ -243,7 +243,7 @@ def _rows(job: TrainingJob) -> Iterator[tuple[str, str]]:
 
 def _law_world_sizes(job: TrainingJob) -> tuple[int, ...]:
     """Return the world sizes with the same global batches; none without a batch_size."""
-    units = job.share.batch_units * job.world_size
+    units = job.partition.batch_units * job.world_size
     return () if job.options.batch_size is None else tuple(divisors(units))
 
 
@@ -257,7 +257,7 @@ def _readers(job: TrainingJob) -> str:
 
 def _steps(job: TrainingJob) -> str:
     """Say how many steps a rank and a worker have."""
-    size, steps, last = job.options.batch_size, job.share.steps, job.tail.last
+    size, steps, last = job.options.batch_size, job.partition.steps, job.tail.last
     if size is None:
         text = f"{steps:,} samples a rank"
     else:

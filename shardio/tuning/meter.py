@@ -177,28 +177,28 @@ class watch(Generic[T]):  # lower case, as enumerate and zip
         """Return the verdict in words; "" before the first pass."""
         return str(self.judge() or "")
 
-    def _tell(self, seen: _Pass) -> None:
+    def _tell(self, current: _Pass) -> None:
         """Report what is new in a pass, to all who want it."""
-        report = self._report = seen.report(self._watched, self._alarm)
+        report = self._report = current.report(self._watched, self._alarm)
         if self._log is not None:
             self._log(report.scalars(), report.watched)
         if self._print is not None and (not report.rank or report.late):
             self._print(str(report))
 
-    def _end(self, seen: _Pass) -> None:
+    def _end(self, current: _Pass) -> None:
         """Report the rest of a pass, and its verdict."""
-        if seen.new:
-            self._tell(seen)
-        verdict = seen.judge(self._alarm)
-        if self._print is not None and (not seen.rank or verdict.bound == "loader"):
-            self._print(f"{_name(seen.rank)}{verdict}")
+        if current.new:
+            self._tell(current)
+        verdict = current.judge(self._alarm)
+        if self._print is not None and (not current.rank or verdict.bound == "loader"):
+            self._print(f"{_name(current.rank)}{verdict}")
 
 
 class _Batches(Iterator[T]):
     """Iterate over one pass. It alone holds the loader's iterator, whose workers end with it."""
 
-    def __init__(self, watched: watch[T], seen: _Pass) -> None:
-        self._watch, self._pass = watched, seen
+    def __init__(self, watched: watch[T], current: _Pass) -> None:
+        self._watch, self._pass = watched, current
         self._report_at = watched._every  # batches of this pass at the next report
         self._look_at = min(watched._every, FOLD)
         self._began = perf_counter()
@@ -214,47 +214,47 @@ class _Batches(Iterator[T]):
     # At every=100, lines and logs included: 0.9 us a batch in a loop of nothing else, 4 with cold
     # caches; where the loader tells `batch_stats`, 2.6 and 6 us (benchmarks/results/meter.json).
     def __next__(self) -> T:
-        asked, seen = perf_counter(), self._pass
+        began, current = perf_counter(), self._pass
         if self._handed:
-            seen.step.append(asked - self._handed)
+            current.step.append(began - self._handed)
             self._handed = 0.0
-        if seen.taken >= self._look_at:
+        if current.taken >= self._look_at:
             self._look()
-            asked = perf_counter()  # reporting is neither the loader's time nor the step's
+            began = perf_counter()  # reporting is neither the loader's time nor the step's
         try:
             batch = next(self._batches)
         except StopIteration:
             if not self._ended:
                 self._ended = True
-                self._watch._end(seen)
+                self._watch._end(current)
             raise
         handed = perf_counter()
-        seen.taken += 1
-        if seen.taken == 1:
-            seen.first_s = handed - self._began
+        current.taken += 1
+        if current.taken == 1:
+            current.first_s = handed - self._began
             return batch
         # While a device still computes, waiting is the step's time (device.DevicePrefetcher).
-        waited = handed - asked - getattr(self._batches, "blocked_s", 0.0)
+        waited = handed - began - getattr(self._batches, "blocked_s", 0.0)
         idle = getattr(self._batches, "idle_s", None)
         if idle is not None and idle < waited:
             waited = idle
-        seen.behind += bool(getattr(self._batches, "behind", False))
-        self._handed = asked + waited
-        seen.data.append(waited)
+        current.behind += bool(getattr(self._batches, "behind", False))
+        self._handed = began + waited
+        current.data.append(waited)
         stats = getattr(self._batches, "batch_stats", None)
         if isinstance(stats, BatchStats):  # others may call other things so
-            seen.stats.append(stats)
+            current.stats.append(stats)
         return batch
 
     def _look(self) -> None:
         """Sum up the stats so far, and report where a report is due."""
-        seen = self._pass
-        seen.fold()
-        if seen.taken >= self._report_at:
+        current = self._pass
+        current.fold()
+        if current.taken >= self._report_at:
             self._report_at += self._watch._every
-            if seen.new:
-                self._watch._tell(seen)
-        self._look_at = min(self._report_at, seen.taken + FOLD)
+            if current.new:
+                self._watch._tell(current)
+        self._look_at = min(self._report_at, current.taken + FOLD)
 
 
 class _Pass:
@@ -272,7 +272,7 @@ class _Pass:
         self._reported = 0  # of the steps that are kept, how many were reported
         self._since = BatchTotals()  # since the last report
         self._totals = BatchTotals()  # of the pass
-        self._told_first = False
+        self._first_reported = False
         self._epochs = attribute_of(loader, "dataset", "epochs")  # any loader may be watched
         self._requests = getattr(self._epochs, "requests", None)
 
@@ -304,7 +304,7 @@ class _Pass:
         data, step = self.data[self._reported :], self.step[self._reported :]
         totals, self._since = self._since, BatchTotals()
         self._reported = len(self.step)
-        first, self._told_first = None if self._told_first else self.first_s, True
+        first, self._first_reported = None if self._first_reported else self.first_s, True
         stages = totals.seconds if totals.batches else {}
         return Report(
             rank=self.rank,

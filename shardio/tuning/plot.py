@@ -299,7 +299,7 @@ def _memory(row: Row) -> str:
 def _mark(upper: Axes, lower: Axes, tuning: Tuning, places: Places) -> None:
     """Draw a line at the default, and one at what is recommended; often they are one."""
     names: dict[float, list[str]] = {}
-    for name, row in tuning.marks():
+    for name, row in tuning.marked_rows():
         if name == "least bad":
             continue
         names.setdefault(places[row.shuffle_buffer], []).append(name)

@@ -1,8 +1,8 @@
 """The order of a dataset for any buffer and unit, without its bytes, and how well it mixes.
 
 How it works. The order is arithmetic: the batches of an epoch are drawn by Epoch itself. Up to
-WHOLE records whole epochs are simulated, and LOOKED records of them are looked at; beyond it,
-REGIONS stretches of the epoch are reached by seeking.
+WHOLE records whole epochs are simulated, and SAMPLED records of them are looked at. Of larger
+datasets, REGIONS stretches of the epoch are reached by seeking.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..order.shuffle import SpanOrder
 
 UNIFORM: Final = 200  # uniform shuffles that a mean and its deviation are made of
 # 1,024 batches of 256: with 1,000 classes the band is then 0.25 % wide, and 200 shuffles take 1 s.
-LOOKED: Final = 1 << 18
+SAMPLED: Final = 1 << 18
 PASSES: Final = 32  # pairs of epochs of a small data set: one of few shards differs between epochs
 WHOLE: Final = 1 << 21
 REGIONS: Final = 4
@@ -46,9 +46,9 @@ class Sample:
     def of(records: int, batch_size: int) -> Sample:
         """Choose the batches of an epoch of so many records."""
         whole = records // batch_size  # the last, short one would hold a tail's repeats
-        count = min(whole, max(REGIONS, LOOKED // batch_size))
+        count = min(whole, max(REGIONS, SAMPLED // batch_size))
         if records <= WHOLE:
-            passes = min(PASSES, max(1, LOOKED // max(1, records)))
+            passes = min(PASSES, max(1, SAMPLED // max(1, records)))
             return Sample([np.arange(count) * whole // max(1, count)], passes, True)
         regions = min(REGIONS, whole)
         run = count // max(1, regions)
@@ -92,8 +92,10 @@ class Simulation:
         )
 
     def __call__(self, buffer: int | None, unit: int) -> tuple[float, float, float, float]:
-        """Return means: distinct classes in a batch, the part of its pairs that is of one class,
-        the part that shared a batch in the epoch before, and the places that a record moved.
+        """Simulate some epochs, and return four means of what their batches do.
+
+        Distinct classes in a batch; of its pairs, the part that is of one class, and the part that
+        shared a batch in the epoch before; places that a record moved.
         """
         size = self.batch_size
         starts = np.cumsum(self.counts) - self.counts  # (shards,) numbers of first records
@@ -197,8 +199,9 @@ def _draws(drawing: SpanOrder, wanted: Int64s) -> Int64s:
 
 
 def _places(epoch: Epoch, virtual: Int64s) -> Int64s:
-    """Return the place in the flat order of draw k of span s, given as the virtual position k of
-    s. (n,) -> (n,)
+    """Return the places in the flat order of some draws, (n,) -> (n,).
+
+    virtual: draw k of a span is given as the virtual position k of that span.
     """
     starts = np.array([epoch.span_start(span) for span in range(_spans(epoch))], np.int64)
     span = np.searchsorted(starts, virtual, side="right") - 1

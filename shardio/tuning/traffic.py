@@ -2,9 +2,9 @@
 
 How it works. Without a cache a loader process asks for what it hands out and nothing else: in
 ranges of 8 MiB where no other reads its spans, else record by record. With a cache the processes
-of a machine share ranges, so it asks for each span that one of them touches, once. A span that
-processes of several machines share is asked for by each of these machines; which these are,
-`order.partition.deal_batches` decides.
+of a machine partition ranges, so it asks for each span that one of them touches, once. A span that
+processes of several machines partition is asked for by each of these machines; which these are,
+`order.partition.dealt` decides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..storage.remote_file import RANGE
 from .text import Plain
 
 _END_BYTES: Final = 17  # of a record in a shard's end: its place, and a label
-_LOOKED: Final = 1 << 20  # batches whose spans are looked at, at most: 0.1 s
+_SAMPLED_BATCHES: Final = 1 << 20  # batches whose spans are looked at, at most: 0.1 s
 
 
 @dataclass(frozen=True)
@@ -37,30 +37,30 @@ class Traffic(Plain):
     nodes: int  # whose shards the machine reads, where nodes keep to shards of their own; else 1
 
 
-def machine_traffic(share: Partition, policy: Policy, *, local_world_size: int) -> Traffic:
+def machine_traffic(partition: Partition, policy: Policy, *, local_world_size: int) -> Traffic:
     """Estimate what a machine of `local_world_size` ranks asks for.
 
     policy: of a process without a cache.
     """
-    epoch, local = share.epoch, local_world_size * share.num_workers
+    epoch, local = partition.epoch, local_world_size * partition.num_workers
     everything = policy.dataset_bytes
     shards = int((epoch.shard_records > 0).sum())
-    part = local_world_size / share.world_size  # of the records that this machine hands out
-    spans, nodes = touched_spans(share, local_world_size)
+    part = local_world_size / partition.world_size  # of the records that this machine hands out
+    spans, nodes = touched_spans(partition, local_world_size)
     touched = min(1.0, spans / max(1, min(epoch.spans, epoch.units)))
     # Spans begin and end within shards: a process opens those that its spans reach into, and at
     # most those that its units do.
     reach = 1 + epoch.window * shards / max(1, epoch.records)
-    units = epoch.units / (share.world_size * share.num_workers)
-    opened = min(shards, share.spans_read * (1 + shards / epoch.spans), max(1.0, units * reach))
+    units = epoch.units / (partition.world_size * partition.num_workers)
+    opened = min(shards, partition.spans_read * (1 + shards / epoch.spans), max(1.0, units * reach))
     if epoch.shuffles_all:
-        opened = min(shards, epoch.records / (share.world_size * share.num_workers))
+        opened = min(shards, epoch.records / (partition.world_size * partition.num_workers))
     ends = local * opened * _END_BYTES * epoch.records / max(1, shards)
     fixed = local * opened + local_world_size  # ends of shards; manifests
     sent, requests = policy.store_traffic(local, part)
     kept = everything * max(part, touched)
     within = everything * nodes / epoch.nodes  # that the machine reads in the course of all epochs
-    borders = 2 * min(epoch.spans, share.spans_read * local) if touched < 1 else shards
+    borders = 2 * min(epoch.spans, partition.spans_read * local) if touched < 1 else shards
     return Traffic(
         bytes=math.ceil(sent + ends),
         requests=math.ceil(requests + fixed),
@@ -72,18 +72,18 @@ def machine_traffic(share: Partition, policy: Policy, *, local_world_size: int) 
     )
 
 
-def touched_spans(share: Partition, local_world_size: int) -> tuple[int, int]:
+def touched_spans(partition: Partition, local_world_size: int) -> tuple[int, int]:
     """Count the spans that the ranks of a machine touch, of a long epoch, and the nodes of these.
 
     Of the machine that touches most.
     """
-    spans, units, ranks = share.epoch.spans, share.batch_units, share.world_size
-    turns = share.batches_of_ranks(max(1, _LOOKED // ranks))
+    spans, units, ranks = partition.epoch.spans, partition.batch_units, partition.world_size
+    turns = partition.batches_of_ranks(max(1, _SAMPLED_BATCHES // ranks))
     steps = np.arange(len(turns))[:, None] * (ranks * units)
-    begins = (share.start + steps + turns * units) % spans  # (steps, ranks)
+    begins = (partition.start + steps + turns * units) % spans  # (steps, ranks)
     most = 0, 1
     for first in range(0, ranks, local_world_size):
         own = np.unique(begins[:, first : first + local_world_size])
         touched = np.unique((own[:, None] + np.arange(min(units, spans))) % spans)
-        most = max(most, (len(touched), len(np.unique(share.epoch.node(touched)))))
+        most = max(most, (len(touched), len(np.unique(partition.epoch.node(touched)))))
     return most

@@ -26,8 +26,8 @@ The default is recommended where it is all that; else "all", else the largest bu
 best mixing, not the least memory. Where none is, the least bad one is shown, and what would help.
 The batches of an order are the same for any number of workers and ranks.
 
-Up to WHOLE records whole epochs are simulated, and LOOKED records of them are looked at; beyond it,
-REGIONS stretches of the epoch are reached by seeking, and buffers above MOST are left out.
+Up to WHOLE records whole epochs are simulated, and SAMPLED records of them are looked at. Of larger
+datasets, REGIONS stretches of the epoch are reached by seeking; buffers above MOST are left out.
 """
 
 from __future__ import annotations

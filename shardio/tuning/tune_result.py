@@ -43,7 +43,7 @@ class Row(Plain):
     requests: int  # that a cold epoch takes, of all that read on a machine, about
     read_bytes: int  # in these
     classes: float  # distinct ones in a batch, mean
-    even: float  # as many equally frequent classes have as many pairs of one class in a batch
+    even: float  # number of equally frequent classes with as many pairs of one class in a batch
     again: float  # share of a batch's pairs that shared a batch in the epoch before
     moved: float  # records between a record's place and its place without a buffer, mean
     mixes: bool
@@ -208,7 +208,7 @@ class Tuning(Result, Uniform):
                 return digits
         return 6
 
-    def marks(self) -> list[tuple[str, Row]]:
+    def marked_rows(self) -> list[tuple[str, Row]]:
         """Return the rows that are to be pointed at, and what they are."""
         best = "recommended" if self.best is not None else "least bad"
         found = [("default", self.default), (best, self.least_bad)]
@@ -293,7 +293,7 @@ class Tuning(Result, Uniform):
         """Write rows as a table; the default and the recommended row are pointed at."""
         lines: list[tuple[str, ...]] = [self.columns]
         for row in rows:
-            marks = ", ".join(name for name, one in self.marks() if row == one)
+            marks = ", ".join(name for name, one in self.marked_rows() if row == one)
             values = self.cells(row)
             lines.append((*values[:-1], values[-1] + (f" <- {marks}" if marks else "")))
         return "\n".join([title, *table(list(map(self._judged, lines)))])

@@ -29,7 +29,7 @@ from shardio.formats.manifest import Manifest
 from shardio.order.options import RequestedOptions
 from shardio.storage.location import locate
 from shardio.tuning import simulate
-from shardio.tuning.advice import mixture_seen
+from shardio.tuning.advice import sample_mixture
 from shardio.tuning.cost import TrainingJob
 from shardio.tuning.explain import Explanation, explain_job
 from shardio.tuning.tune import recommend
@@ -264,7 +264,7 @@ def test_the_classes_of_a_batch_are_about_those_it_will_have():
     numbers = np.array([starts[shard] + record for shard, record in found])
     batches = labels[numbers[: len(numbers) // 64 * 64].reshape(-1, 64)]
     actual = np.mean([len(set(batch)) for batch in batches.tolist()])
-    said, alike, looked = mixture_seen(options.epoch(made.shard_records, 0), classes, 64)
+    said, alike, looked = sample_mixture(options.epoch(made.shard_records, 0), classes, 64)
     assert said == pytest.approx(actual, rel=0.1)
     assert f"about {round(said, 1):g} classes" in advice.what
     each = [(batch[:, None] == batch).sum() - 64 for batch in batches]  # pairs, each twice

@@ -104,7 +104,7 @@ def test_the_default_does_for_shuffled_packs_of_any_size(
     batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal shards are the hardest: spans and shards are the same ones in every epoch."""
-    monkeypatch.setattr(simulate, "LOOKED", 1 << 16)
+    monkeypatch.setattr(simulate, "SAMPLED", 1 << 16)
     for shards, mean, classes in (
         ([1562] * 16 + [7], 110_000, 1000),  # just above what is shuffled as a whole
         ([30] * 16 + [20], 110_000, 500),
@@ -154,7 +154,7 @@ def test_another_buffer_is_named_where_the_default_does_not_do() -> None:
 
 def test_what_costs_many_requests_is_not_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shuffle of all large records, or over a network, takes one each."""
-    monkeypatch.setattr(simulate, "LOOKED", 1 << 14)
+    monkeypatch.setattr(simulate, "SAMPLED", 1 << 14)
     counts, labels = np.array([6000] * 16), np.arange(96_000) * 100 // 96_000
     found = recommend(
         counts, labels, batch_size=256, mean_bytes=20_000, is_network=True, memory="100GB"
