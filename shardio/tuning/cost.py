@@ -15,12 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..dataset.buffering import (
-    BUFFER_BYTES,
-    calls_per_record,
-    choose_policy,
-    reads_batches_in_core,
-)
+from ..dataset.buffering import BUFFER_BYTES, calls_per_record, choose_policy, reads_batches_in_core
 from ..dataset.reader import spare_descriptors
 from ..formats.base import Column
 from ..formats.manifest import Manifest

@@ -53,25 +53,10 @@ from ..order.options import ALL_RECORDS, SHUFFLE_BUFFER, shuffled_whole, spans_o
 from ..order.partition import Partition
 from ..storage.options import Storage
 from ..storage.stores import without_secrets
-from ..units import (
-    check_int,
-    check_size,
-    grouped_in,
-    quoted,
-    refuse_options,
-    show_size,
-)
+from ..units import check_int, check_size, grouped_in, quoted, refuse_options, show_size
 from .cost import divisors
 from .explain import open_dataset, ranks_of
-from .simulate import (
-    WHOLE,
-    Classes,
-    Sample,
-    Simulation,
-    compact_labels,
-    lie_in_runs,
-    tenths,
-)
+from .simulate import WHOLE, Classes, Sample, Simulation, compact_labels, lie_in_runs, tenths
 from .text import show_buffer
 from .tune_result import AGAIN, Row, Tuning, Uniform, even_classes
 

@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 from support.commands import Run
-from support.trees import (
-    images,
-    plant,
-    shardio,
-)
+from support.trees import images, plant, shardio
 
 from shardio.cli.main import main
 

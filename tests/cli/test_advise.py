@@ -12,10 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from support import small_datasets
 from support.json_keys import check_keys
-from support.trees import (
-    shardio,
-    shardio_json,
-)
+from support.trees import shardio, shardio_json
 
 from shardio import machine
 from shardio.cli import main as cli
@@ -23,9 +20,7 @@ from shardio.dataset.reader import Reader
 from shardio.formats import manifest
 from shardio.order.options import RequestedOptions
 from shardio.storage.location import locate
-from shardio.tuning.bench import (
-    PARTS,
-)
+from shardio.tuning.bench import PARTS
 from shardio.tuning.cost import TrainingJob
 from shardio.tuning.explain import explain_job
 

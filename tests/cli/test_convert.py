@@ -4,10 +4,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from support.trees import (
-    content,
-    shardio,
-)
+from support.trees import content, shardio
 
 
 def test_unpack_and_diff(source: Path, out: Path, tmp_path: Path) -> None:

@@ -13,13 +13,7 @@ from typing import Any
 import pytest
 from support import LIMIT_S
 from support.commands import NAMES, Run
-from support.trees import (
-    command,
-    content,
-    environment,
-    shardio,
-    shards,
-)
+from support.trees import command, content, environment, shardio, shards
 
 from shardio.cli.command import RESUME_HINT
 

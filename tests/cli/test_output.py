@@ -7,13 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.trees import (
-    images,
-    on_a_terminal,
-    plant,
-    shardio,
-    shards,
-)
+from support.trees import images, on_a_terminal, plant, shardio, shards
 
 import shardio as library
 from shardio import ShardDataset

@@ -5,14 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.trees import (
-    JPEG,
-    images,
-    picture,
-    plant,
-    shardio,
-    shardio_json,
-)
+from support.trees import JPEG, images, picture, plant, shardio, shardio_json
 
 import shardio as library
 from shardio.errors import StorageError

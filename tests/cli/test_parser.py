@@ -8,12 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import NAMES
-from support.trees import (
-    ROOT,
-    picture,
-    plant,
-    shardio,
-)
+from support.trees import ROOT, picture, plant, shardio
 
 from shardio.cli import parser
 from shardio.cli.command import GROUPS

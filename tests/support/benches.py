@@ -6,10 +6,7 @@ from typing import Any
 
 from shardio.storage.options import Storage
 from shardio.tuning import bench_process
-from shardio.tuning.bench import (
-    Bench,
-    request_of,
-)
+from shardio.tuning.bench import Bench, request_of
 from shardio.tuning.bench_row import Row
 
 DATALOADER = Row("DataLoader", 2, 1, True, False)

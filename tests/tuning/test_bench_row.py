@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 from support.benches import BUSY, DATALOADER, MEMORY, plan
 
-from shardio.tuning.bench import (
-    conclude,
-)
+from shardio.tuning.bench import conclude
 from shardio.tuning.bench_row import LIMITS, judge
 
 

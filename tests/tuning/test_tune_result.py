@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 from support.tunings import ALIGNED, OPTIONS, SHARDS, SHUFFLED, SMALL, N, row_of
 
-from shardio.tuning.simulate import (
-    Sample,
-    uniform_mixture,
-)
+from shardio.tuning.simulate import Sample, uniform_mixture
 from shardio.tuning.tune import recommend
 from shardio.tuning.tune_result import Tuning
 
