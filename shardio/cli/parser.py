@@ -144,11 +144,7 @@ def parsers() -> tuple[Parser, dict[str, Parser]]:
     version = f"shardio {__version__}"
     options.add_argument("--version", action="version", version=version, help="name the version")
     of_commands = {
-        command.name: added.add_parser(
-            command.name,
-            command=command,
-            help=command.text,
-        )
+        command.name: added.add_parser(command.name, command=command, help=command.text)
         for command in COMMANDS
     }
     topic = added.add_parser("help", help="show the options of a command")

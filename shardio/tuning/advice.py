@@ -32,7 +32,7 @@ _TOLERATED: Final = 0.01  # of a uniform batch's mixture: less does not matter; 
 _SAMPLED_BATCHES: Final = 64  # batches that a mixture is judged by
 _DRAW_US: Final = 0.03  # to make one draw of a span's order
 _GROUPED: Final = {  # options that are given in an object
-    "buffer_bytes": "storage=shardio.Storage(buffer_bytes={})",
+    "buffer_bytes": "storage=shardio.Storage(buffer_bytes={})"
 }
 _REPACK: Final = "pack again with a {} --shard-size"
 

@@ -225,11 +225,7 @@ def bench(
 
 
 def _plan(
-    path: str | os.PathLike[str],
-    storage: Storage,
-    batch_size: int,
-    size: int | None,
-    quick: bool,
+    path: str | os.PathLike[str], storage: Storage, batch_size: int, size: int | None, quick: bool
 ) -> tuple[ShardSequence, Bench]:
     """Open the dataset, and say what is to be measured of it."""
     load = machine.load()

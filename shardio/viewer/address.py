@@ -133,10 +133,7 @@ def _text(name: str, text: str) -> str:
 
 _READERS: Final[dict[str, Callable[[str, str], Any]]] = {
     "order": _order,
-    **dict.fromkeys(
-        ("epoch", "rank", "step", "seed"),
-        read_number,
-    ),
+    **dict.fromkeys(("epoch", "rank", "step", "seed"), read_number),
     **dict.fromkeys(("world_size", "batch_size", "spans", "unit", "nodes"), _part),
     "shuffle": _switch,
     "shuffle_buffer": _size,

@@ -59,10 +59,7 @@ class Answers:
         if query.order == "training":
             return replace(query, step=None, search="")
         return Query(
-            where=query.where,
-            label=query.label,
-            sort=query.sort,
-            descending=query.descending,
+            where=query.where, label=query.label, sort=query.sort, descending=query.descending
         )
 
     def _make(self, query: Query) -> Rows:

@@ -174,12 +174,7 @@ class Pages:
         if "check" in fields:
             checked = view.check(read_number("check", fields["check"][-1]))
         return self._page(
-            "damage",
-            view,
-            state,
-            checked=checked,
-            damaged=view.damaged(),
-            rejected=view.rejected(),
+            "damage", view, state, checked=checked, damaged=view.damaged(), rejected=view.rejected()
         )
 
     # --- pictures ---------------------------------------------------------------------------------

@@ -223,13 +223,7 @@ class View(Records):
         return Drawn(tuple(found), part)
 
     def _search(
-        self,
-        query: Query,
-        rows: Rows,
-        start: int,
-        count: int,
-        steps: int | None,
-        search_s: float,
+        self, query: Query, rows: Rows, start: int, count: int, steps: int | None, search_s: float
     ) -> Page:
         pool = self._cards.pool
         found = search(self._reader, rows, query.search, start, count, search_s, pool)
