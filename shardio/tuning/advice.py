@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dataset.buffering import KEPT, RUN, NetworkBlocks, requests_of_spans
+from ..dataset.buffering import KEPT, RUN, NetworkBlocks, Ranges, requests_of_spans
 from ..dataset.reader import OPEN_SHARDS
 from ..formats import GROUPED
 from ..formats.foreign.row_groups import cache_bytes
@@ -319,6 +319,9 @@ def _memory(job: TrainingJob) -> Iterator[Advice]:
     state = job.partition.spans_read * epoch.window * ORDER_BYTES + job.memory.permutation_bytes
     cached = not job.policy.budget and not epoch.shuffles_all
     window = min(job.window_bytes, job.dataset_bytes) if cached else 0
+    held = 0  # windows of an object store, which nothing limits but memory
+    if isinstance(job.policy, Ranges):
+        held = (job.memory.records_bytes - job.policy.in_flight) * here
     what = ""
     if state * here > available / 2:
         what = (
@@ -329,6 +332,11 @@ def _memory(job: TrainingJob) -> Iterator[Advice]:
         what = (
             f"the shuffle buffer is {show_size(window)}, more than the {show_size(available)} of "
             "memory that this machine has to give: records are read one by one, not in runs"
+        )
+    elif held > available / 2:
+        what = (
+            f"the windows take {show_size(held)} in the processes of a machine that has "
+            f"{show_size(available)} to give: they may be killed"
         )
     buffer = int(KEPT * available / (job.record_bytes + here * ORDER_BYTES))
     if epoch.shuffles_all:

@@ -135,6 +135,11 @@ WRONG: dict[str, tuple[Manifest, dict[str, Any], dict[str, Any]]] = {
         {"available_bytes": 8 * GiB, "files_limit": 512},
         {"batch_size": 256, "shuffle_buffer": "20GiB"},
     ),
+    "buffer_memory windows of a store": (
+        PHOTOS,
+        {"is_network": True, "is_remote": True, "num_workers": 8, "available_bytes": 32 * GiB},
+        {"batch_size": 256, "shuffle_buffer": "14GiB", "spans": 64},
+    ),
     "files_reopened": (TINY, {"files_limit": 8, "num_workers": 4}, {"batch_size": 256}),
     "files_reopened spans": (
         PHOTOS,
@@ -158,6 +163,12 @@ def test_each_thing_to_change_is_named_alone_and_its_change_mends_it(name: str) 
         return
     after = changed(made, job, given, advice.change)
     assert code not in codes(after)
+
+
+@pytest.mark.parametrize(("buffer", "expected"), [("12GiB", []), ("13GiB", ["buffer_memory"])])
+def test_windows_of_a_store_may_take_half_of_the_memory(buffer: str, expected: list[str]) -> None:
+    job = {"is_network": True, "is_remote": True, "num_workers": 8, "available_bytes": 32 * GiB}
+    assert codes(explained(PHOTOS, job, batch_size=256, shuffle_buffer=buffer)) == expected
 
 
 def test_shared_spans_by_url_ask_for_other_spans_and_not_for_fewer_workers() -> None:
