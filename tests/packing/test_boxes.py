@@ -67,6 +67,7 @@ WHOLE = (
     "<bndbox><xmin>{1}</xmin><ymin>1</ymin><xmax>{2}</xmax><ymax>4</ymax></bndbox></object>"
     "</annotation>"
 )
+FIVE = "expected a class, and 4 numbers of a box"
 YOLO = b"""1 0.617 0.3594420600858369 0.114 0.17381974248927037
 0 0.5 0.5 1 1
 
@@ -148,35 +149,29 @@ BOMB = b"""<?xml version="1.0"?>
         (b"<a>" * 40, "line 1: expected at most 32 elements, nested; found more"),
         (b" " * (boxes.MAX_BYTES + 1), "line 1: expected a file of at most 4,194,304 bytes; found"),
         (b"\n<data/>", "line 2: expected annotation, as Pascal VOC has it; found data"),
-        (PERSON.replace(b">174<", b">left<"), "line 20: expected a number as xmin of bndbox; foun"),
-        (
-            PERSON.replace(b">174<", b"><"),
-            "line 20: expected a number as xmin of bndbox; found noth",
-        ),
-        (
-            PERSON.replace(b">174<", b">nan<"),
-            "line 20: expected a number as xmin of bndbox; found n",
-        ),
-        (PERSON.replace(b">174<", b">350<"), "line 20: expected a box that ends behind its begin"),
-        (PERSON.replace(b"ymin", b"top"), "line 20: expected a number as ymin of bndbox; found no"),
-        (
-            PERSON.replace(b">person<", b"> <"),
-            "line 15: expected the name of the object; found none",
-        ),
-        (
-            PERSON.replace(b"<part>", b"<bndbox/><part>"),
-            "line 26: expected one bndbox in object; f",
-        ),
-        (
-            PERSON.replace(b">486<", b">wide<"),
-            "line 9: expected a whole number as width; found wide",
-        ),
-        (PERSON.replace(b">486<", b">-1<"), "line 9: expected a whole number as width; found -1"),
-        (PERSON.replace(b">486<", b">1.5<"), "line 9: expected a whole number as width; found 1.5"),
     ],
 )
 def test_voc_that_cannot_be_read_says_where(data: bytes, message: str) -> None:
     assert refusal(parse_voc, data).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "message"),
+    [
+        (b">174<", b">left<", "line 20: expected a number as xmin of bndbox; found left"),
+        (b">174<", b"><", "line 20: expected a number as xmin of bndbox; found nothing"),
+        (b">174<", b">nan<", "line 20: expected a number as xmin of bndbox; found nan"),
+        (b">174<", b">350<", "line 20: expected a box that ends behind its begin"),
+        (b"ymin", b"top", "line 20: expected a number as ymin of bndbox; found nothing"),
+        (b">person<", b"> <", "line 15: expected the name of the object; found none"),
+        (b"<part>", b"<bndbox/><part>", "line 26: expected one bndbox in object; found"),
+        (b">486<", b">wide<", "line 9: expected a whole number as width; found wide"),
+        (b">486<", b">-1<", "line 9: expected a whole number as width; found -1"),
+        (b">486<", b">1.5<", "line 9: expected a whole number as width; found 1.5"),
+    ],
+)
+def test_values_of_voc_that_cannot_be_read_are_named(was: bytes, now: bytes, message: str) -> None:
+    assert refusal(parse_voc, PERSON.replace(was, now)).startswith(message)
 
 
 # --- YOLO -----------------------------------------------------------------------------------------
@@ -205,17 +200,11 @@ def test_more_numbers_are_a_score_or_a_polygon() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (
-            "0 0.5 0.5 0.1",
-            "expected a class, and 4 numbers of a box, or x and y of each corner; fo",
-        ),
-        (
-            "0 0.5 0.5 0.1 0.1 0.1 0.1 0.1",
-            "expected a class, and 4 numbers of a box, or x and y of",
-        ),
-        ("cat 0.5 0.5 0.1 0.1", "expected a class, and 4 numbers of a box"),
-        ("0 0.5 0.5 0.1 nan", "expected a class, and 4 numbers of a box"),
-        ("0,0.5,0.5,0.1,0.1", "expected a class, and 4 numbers of a box"),
+        ("0 0.5 0.5 0.1", f"{FIVE}, or x and y of each corner; found"),
+        ("0 0.5 0.5 0.1 0.1 0.1 0.1 0.1", f"{FIVE}, or x and y of each corner; found"),
+        ("cat 0.5 0.5 0.1 0.1", FIVE),
+        ("0 0.5 0.5 0.1 nan", FIVE),
+        ("0,0.5,0.5,0.1,0.1", FIVE),
         ("-1 0.5 0.5 0.1 0.1", "expected the number of a class, from 0; found -1 0.5 0.5 0.1 0.1"),
         ("0.5 0.5 0.5 0.1 0.1", "expected the number of a class, from 0"),
         ("0 320 240 64 48", "expected numbers from 0 to 1, parts of width and height; found 0 320"),
@@ -237,6 +226,7 @@ def test_text_that_is_none_is_refused() -> None:
 
 # --- names of classes -----------------------------------------------------------------------------
 
+OWN = "expected a name of its own for each class"
 ROBOFLOW = """train: ../train/images
 val: ../valid/images
 
@@ -284,35 +274,24 @@ def test_names_in_yaml(case: str) -> None:
 
 
 def test_a_name_a_line() -> None:
-    assert yolo_names(b"head\n hot dog \r\nperson\n\n\n", "obj.names") == (
-        "head",
-        "hot dog",
-        "person",
-    )
+    names = b"head\n hot dog \r\nperson\n\n\n"
+    assert yolo_names(names, "obj.names") == ("head", "hot dog", "person")
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        (
-            "classes.txt",
-            "a\n\nb\n",
-            "line 2: expected a name of its own for each class; found noth",
-        ),
-        ("classes.txt", "a\nb\na\n", "line 3: expected a name of its own for each class; found a"),
-        ("classes.txt", "\n", "line 1: expected a name of its own for each class; found nothing"),
+        ("classes.txt", "a\n\nb\n", f"line 2: {OWN}; found nothing"),
+        ("classes.txt", "a\nb\na\n", f"line 3: {OWN}; found a"),
+        ("classes.txt", "\n", f"line 1: {OWN}; found nothing"),
         ("a.yaml", "nc: 1\n", "expected `names`, a list of names, or numbers from 0 with names; f"),
         ("a.yaml", "names: coco.names\n", "expected `names`, a list of names, or numbers from 0"),
         ("a.yaml", "nc: 3\nnames: [a, b]\n", "expected as many names as nc, 3; found 2"),
         ("a.yaml", "names: [a, b\nnc: 2\n", "expected YAML: while parsing a flow sequence"),
         ("a.yaml", "names: [a, [b]]\n", "expected `names`, a list of names"),
-        ("a.yaml", "names:\n  - ''\n", "line 1: expected a name of its own for each class"),
+        ("a.yaml", "names:\n  - ''\n", f"line 1: {OWN}"),
         ("a.yaml", "names:\n  1: a\n  2: b\n", "expected `names`, a list of names, or numbers"),
-        (
-            "a.yaml",
-            "names: [a, b, a]\n",
-            "line 3: expected a name of its own for each class; found a",
-        ),
+        ("a.yaml", "names: [a, b, a]\n", f"line 3: {OWN}; found a"),
         ("a.yaml", "[" * 100_000, "expected YAML: "),
     ],
 )

@@ -369,17 +369,6 @@ def test_other_values_are_another_plan(
         pack_one(path, tmp_path / "out")
 
 
-def test_a_changed_image_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = coco(tmp_path)
-    found = listing(path)
-    interrupted(monkeypatch, pack_one, path, tmp_path / "out")
-    os.utime(tmp_path / "train2017" / "000000000003.jpg")
-    with found.source.open() as read, pytest.raises(SourceChangedError, match="000000000003"):
-        read(3)
-    with pytest.raises(SourceChangedError, match="was changed"):
-        pack_one(path, tmp_path / "out")
-
-
 def test_a_crop_that_leaves_the_boxes_behind_is_told(tmp_path: Path) -> None:
     pack_one(coco(tmp_path), tmp_path / "out")
     with pytest.warns(UserWarning, match=r"boxes stay .*RandomResizedCrop\(\.\.\., boxes='annotat"):

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.labels import FLAT, NAMES, NUMBERS, column, lines, pack_records, write
+from support.labels import FLAT, NAMES, NUMBERS, column, lines, pack_records, pack_table, write
 from support.packing import grouped
 from support.trees import noise, plant, shardio
 
@@ -25,9 +25,7 @@ from shardio.errors import OptionError, SourceError
     ids=["name", "stem", "dotted", "longer path", "another ending", "quoted"],
 )
 def test_rows_name_images_in_many_ways(tmp_path: Path, text: str) -> None:
-    plant(tmp_path / "in", FLAT)
-    table = write(tmp_path / "labels.csv", text)
-    found = pack_records(tmp_path / "in", tmp_path / "out", tables=table)[""]
+    found = pack_table(tmp_path, text, name="labels.csv")[""]
     assert column(found, "label") == NUMBERS
     assert {key: one["image"] for key, one in found.items()} == FLAT
 
@@ -81,11 +79,11 @@ def test_numbers_of_rows_are_not_names_of_images(
 ) -> None:
     """A table that pandas wrote with its index, of images whose names are numbers."""
     images = {f"{i}.jpg": noise(f"{i}", 200) for i in range(10)}
-    plant(tmp_path / "in", images)
     order = [3, 1, 4, 5, 9, 2, 6, 8, 7, 0]
     rows = "".join(f"{i},{one}.jpg,{one * 10}\n" for i, one in enumerate(order))
-    table = write(tmp_path / "l.csv", text.format(rows=rows, stems=rows.replace(".jpg", "")))
-    found = pack_records(tmp_path / "in", tmp_path / "out", tables=table, **options)[""]
+    found = pack_table(
+        tmp_path, text.format(rows=rows, stems=rows.replace(".jpg", "")), images, **options
+    )[""]
     assert {key: one["label"] for key, one in found.items()} == {
         f"{i}.jpg": i * 10 for i in range(10)
     }
@@ -122,29 +120,19 @@ def test_numbers_of_classes_are_not_names_of_images(tmp_path: Path) -> None:
 
 
 def test_names_of_images_with_dots(tmp_path: Path) -> None:
-    plant(tmp_path / "in", {f"cat.{key}": one for key, one in FLAT.items()})
-    table = write(tmp_path / "l.txt", lines("cat.{0} {1}\n"))
-    found = pack_records(tmp_path / "in", tmp_path / "out", tables=table)[""]
+    found = pack_table(
+        tmp_path,
+        lines("cat.{0} {1}\n"),
+        {f"cat.{key}": one for key, one in FLAT.items()},
+        name="l.txt",
+    )[""]
     assert {key[4:7]: one["label"] for key, one in found.items()} == NUMBERS
 
 
-def test_other_files_leave_their_names_to_images(tmp_path: Path) -> None:
-    """The way of Oxford's pets: stray files of MATLAB beside the images."""
-    plant(tmp_path / "in", FLAT | {"003.mat": b"x"})
-    table = write(tmp_path / "l.txt", lines("{0} {1}\n"))
-    found = pack_records(tmp_path / "in", tmp_path / "out", tables=table, on_error="skip")[""]
-    assert column(found, "label") == NUMBERS
-
-
 def test_rows_of_other_images_may_come_first(tmp_path: Path) -> None:
-    plant(tmp_path / "in", FLAT)
     others = "".join(f"other{i},9\n" for i in range(1500))
     rows = lines("{0},{1}\n")
-    table = write(tmp_path / "l.csv", "id,label\n" + others + rows)
-    assert (
-        column(pack_records(tmp_path / "in", tmp_path / "out", tables=table)[""], "label")
-        == NUMBERS
-    )
+    assert column(pack_table(tmp_path, "id,label\n" + others + rows)[""], "label") == NUMBERS
 
 
 def test_how_rows_were_matched_and_what_the_label_is_are_said(tmp_path: Path) -> None:

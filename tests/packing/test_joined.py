@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 from support.archives import tar, zipped
 from support.conformance import FileSourceConformance
-from support.labels import CLASSES, FLAT, NAMES, NUMBERS, column, lines, pack_records, write
+from support.labels import (
+    CLASSES,
+    FLAT,
+    NAMES,
+    NUMBERS,
+    column,
+    lines,
+    pack_records,
+    pack_table,
+    write,
+)
 from support.packing import grouped, interrupted
 from support.sources import listing
 from support.trees import content, noise, picture, plant, shardio
@@ -144,20 +154,20 @@ def test_a_pattern_finds_the_class_in_a_column(tmp_path: Path) -> None:
 
 
 def test_class_folders_stay_the_label_without_another_one(tmp_path: Path) -> None:
-    plant(tmp_path / "in", CLASSES)
-    table = write(
-        tmp_path / "boxes.txt", "".join(f"{n} {i} {i} 3 4\n" for i, n in enumerate(NAMES))
-    )
-    found = pack_records(tmp_path / "in", tmp_path / "out", tables=f"{table}:id,x,y,w,h")[""]
+    found = pack_table(
+        tmp_path,
+        "".join(f"{n} {i} {i} 3 4\n" for i, n in enumerate(NAMES)),
+        CLASSES,
+        name="boxes.txt",
+        columns=":id,x,y,w,h",
+    )[""]
     assert column(found, "label") == {name: i % 2 for i, name in enumerate(NAMES)}
     assert column(found, "y") == {name: i for i, name in enumerate(NAMES)}
 
 
 def test_images_are_selected_by_columns(tmp_path: Path) -> None:
-    plant(tmp_path / "in", CLASSES)
-    table = write(tmp_path / "l.csv", "id,n\n" + lines("{0},{1}\n"))
-    found = pack_records(
-        tmp_path / "in", tmp_path / "out", tables=table, where={"n": [1, 2], "label": "b"}
+    found = pack_table(
+        tmp_path, "id,n\n" + lines("{0},{1}\n"), CLASSES, where={"n": [1, 2], "label": "b"}
     )[""]
     assert list(column(found, "n").items()) == [("001", 1), ("007", 2), ("011", 1)]
 
@@ -209,10 +219,8 @@ def test_tables_that_cannot_be_joined(
 
 
 def test_a_table_in_the_order_of_images_must_be_said_to_be_so(tmp_path: Path) -> None:
-    plant(tmp_path / "in", FLAT)
-    table = write(tmp_path / "truth.txt", "".join(f"{v + 490}\n" for v in NUMBERS.values()))
     with pytest.raises(SourceError, match=r"has 12 rows, as many .* FILE:#,label"):
-        pack_records(tmp_path / "in", tmp_path / "out", tables=table)
+        pack_table(tmp_path, "".join(f"{v + 490}\n" for v in NUMBERS.values()), name="truth.txt")
 
 
 def test_a_changed_value_is_another_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,19 +324,17 @@ def test_first_label_is_not_ignored(tmp_path: Path, label: str, options: dict[st
 
 
 def test_first_label_where_some_images_have_none(tmp_path: Path) -> None:
-    plant(tmp_path / "in", FLAT)
     rows = "".join(f"{n},{v or ''}\n" for n, v in NUMBERS.items())
-    table = write(tmp_path / "l.csv", "id,label\n" + rows)
-    found = pack_records(tmp_path / "in", tmp_path / "out", tables=table, first_label=1)[""]
+    found = pack_table(tmp_path, "id,label\n" + rows, first_label=1)[""]
     assert column(found, "label") == {n: v - 1 if v else None for n, v in NUMBERS.items()}
 
 
 def test_one_folder_of_images_is_no_label_beside_a_table(tmp_path: Path) -> None:
-    plant(tmp_path / "in", {f"photos/{key}": one for key, one in FLAT.items()})
-    table = write(tmp_path / "l.csv", "id,age,target\n" + "".join(
-        f"{n},5{v},{v}\n" for n, v in NUMBERS.items()
-    ))  # fmt: skip
-    found = pack_records(tmp_path / "in", tmp_path / "out", tables=table)[""]
+    found = pack_table(
+        tmp_path,
+        "id,age,target\n" + "".join(f"{n},5{v},{v}\n" for n, v in NUMBERS.items()),
+        {f"photos/{key}": one for key, one in FLAT.items()},
+    )[""]
     assert column(found, "label") == NUMBERS
 
 
@@ -464,10 +470,8 @@ def test_a_column_is_splits(tmp_path: Path) -> None:
 
 
 def test_a_column_called_label_may_be_the_splits(tmp_path: Path) -> None:
-    plant(tmp_path / "in", CLASSES)
     rows = "".join(f"{n},{'xy'[i % 2]}\n" for i, n in enumerate(NAMES))
-    table = write(tmp_path / "l.csv", "id,label\n" + rows)
-    found = pack_records(tmp_path / "in", tmp_path / "out", tables=table, split_by="label")
+    found = pack_table(tmp_path, "id,label\n" + rows, CLASSES, split_by="label")
     assert {name: len(one) for name, one in found.items()} == {"x": 6, "y": 6}
     assert column(found["y"], "label") == dict.fromkeys(NAMES[1::2], 1)  # of the folders
 

@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from support import sources
 from support.archives import deflated, tar, write, zipped
@@ -16,7 +15,7 @@ from support.trees import content, noise, picture, plant, shardio, shardio_json
 
 from shardio import SourceOptions, index, pack, unpack
 from shardio.dataset import sequence as sequences
-from shardio.errors import OptionError, SourceChangedError, SourceError
+from shardio.errors import OptionError, SourceError
 from shardio.packing.packed import Packed
 from shardio.packing.sources.base import Listing
 
@@ -446,16 +445,6 @@ class TestTrees(FileSourceConformance):
 
     def file(self, path: Path) -> Path:
         return path / "masks" / "00.png"
-
-
-def test_a_changed_mask_is_another_packing(tmp_path: Path) -> None:
-    tree = dataset("images/{}.jpg", "masks/{}.png")
-    [found] = listings(plant(tmp_path / "src", tree)).values()
-    os.utime(tmp_path / "src/masks/1.png")
-    with found.source.open() as read, pytest.raises(SourceChangedError, match=r"masks/1\.png"):
-        read(1)
-    [again] = listings(tmp_path / "src").values()
-    assert np.flatnonzero(found.mtimes != again.mtimes).tolist() == [1]
 
 
 def test_images_alone_are_not_resized(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from shardio import ShardDataset, pack
 from support.packing import grouped
-from support.trees import noise
+from support.trees import noise, plant
 
 NAMES = [f"{i:03d}" for i in range(12)]
 FLAT = {f"{name}.jpg": noise(name, 200) for name in NAMES}
@@ -41,3 +41,17 @@ def column(records: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any
     """A field of all records, by the names of their images."""
     found = {key.rpartition("/")[2][:3]: one[name] for key, one in records.items()}
     return dict(sorted(found.items()))
+
+
+def pack_table(
+    tmp_path: Path,
+    text: str,
+    tree: Mapping[str, bytes] = FLAT,
+    name: str = "l.csv",
+    columns: str = "",
+    **options: Any,
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Pack images with a table beside them, as `pack_records`. columns: `:a,b`, its names."""
+    plant(tmp_path / "in", tree)
+    table = write(tmp_path / name, text) + columns
+    return pack_records(tmp_path / "in", tmp_path / "out", tables=table, **options)
