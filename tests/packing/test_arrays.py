@@ -137,7 +137,7 @@ def test_idx_files_in_every_archive_are_the_dataset_of_the_folder(tmp_path: Path
             archive = tmp_path / f"{compressed} {name}"
             archive.write_bytes(make(mnist(compressed), "MNIST/raw/"))
             out = tmp_path / f"out {archive.name}"
-            pack_all(archive, out, jobs=2)
+            pack_all(archive, out)
             assert content(out) == content(tmp_path / "right")
     (tmp_path / "a.tgz").write_bytes(gzip.compress(tar(mnist(True), "MNIST/raw/")))
     pack_all(tmp_path / "a.tgz", tmp_path / "tgz")

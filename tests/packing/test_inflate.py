@@ -89,7 +89,7 @@ def test_an_archive_that_was_cut_short_is_an_error(form: str, tmp_path: Path) ->
 def test_an_error_says_up_to_which_member_a_compressed_tar_is_whole(
     form: str, tmp_path: Path
 ) -> None:
-    tree = {f"a/{n}.jpg": noise(f"{n}", 700_000) for n in range(8)}
+    tree = {f"a/{n}.jpg": noise(f"{n}", 200_000) for n in range(8)}
     whole = FORMS[form](tree)
     source = write(tmp_path / form, whole[: len(whole) * 3 // 4])
     with pytest.raises(DamageError, match=r"its last whole member is a/[345]\.jpg$"):
@@ -129,9 +129,9 @@ def test_archives_of_one_name_size_and_time_are_unpacked_apart(tmp_path: Path) -
     assert (tmp_path / "back/val/a/1.jpg").read_bytes() == data["val"]["a/1.jpg"]
 
 
-@pytest.mark.parametrize("calls", [1, 4, 9])
+@pytest.mark.parametrize("calls", [1, 3])
 def test_a_kill_while_it_is_unpacked_starts_that_over(tmp_path: Path, calls: int) -> None:
-    tree = {f"c{i % 3}/{i}.jpg": os.urandom(200_000) for i in range(60)}
+    tree = {f"c{i % 3}/{i}.jpg": os.urandom(200_000) for i in range(24)}
     tree = {key: JPEG + data for key, data in tree.items()}
     source, out = write(tmp_path / "a.tgz", FORMS["a.tar.gz"](tree)), tmp_path / "out"
     program = (

@@ -17,7 +17,7 @@ from support.trees import JPEG, content, noise, plant, shardio, shardio_json
 
 from shardio import ShardDataset, collate, pack
 from shardio.dataset import sequence
-from shardio.errors import OptionError, SourceChangedError, SourceError
+from shardio.errors import OptionError, SourceError
 from shardio.packing.sources.listing import is_listing
 
 pack_one = partial(sources.pack_one, max_records=4)
@@ -438,33 +438,14 @@ class TestListingOfRows(SourceConformance):
     ("name", "value"),
     [
         *(("width", 111), ("width", None), ("score", 3.5), ("good", False), ("zip", "00013")),
-        *(("label", "cat"), ("label", None), ("path", None)),
+        *(("label", "cat"), ("label", None)),
     ],
 )
-def test_a_changed_value_is_another_plan(
-    source: Path,
-    tmp_path: Path,
-    dead_on_shard: Callable[[int], None],
-    name: str,
-    value: Any,
-) -> None:
-    dead_on_shard(3)
-    with pytest.raises(KeyboardInterrupt):
-        pack_one(source, tmp_path / "out")
-    table = rows()
-    if name == "path":  # the file itself
-        os.utime(source.parent / table[12]["path"])
-    else:
-        assert table[12][name] != value
-        table[12][name] = value
-    write(source, as_csv(table))
-    expected = "ant/012.jpg was changed" if name == "path" else "option values: was '.*', now '"
-    with pytest.raises(SourceChangedError, match=expected):
-        pack_one(source, tmp_path / "out")
-    done = pack_one(source, tmp_path / "out", restart=True)
-    pack_one(source, tmp_path / "one")
-    assert done.kept == 0
-    assert content(tmp_path / "one") == content(tmp_path / "out")
+def test_a_changed_value_is_another_plan(source: Path, name: str, value: Any) -> None:
+    before, table = listing(source).options["values"], rows()
+    assert table[12][name] != value
+    table[12][name] = value
+    assert listing(write(source, as_csv(table))).options["values"] != before
 
 
 def test_values_of_one_column_are_not_mistaken_for_those_of_the_next(tmp_path: Path) -> None:

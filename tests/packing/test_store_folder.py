@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import LIMIT_S, hub_server, object_stores, servers
+from support import LIMIT_S, servers
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.object_stores import ObjectStore
+from support.source_stores import other_store, storage, store_arguments
 from support.trees import Tree, command, content, environment, images, noise, picture, plant, shards
 
 import shardio
@@ -93,11 +94,6 @@ def s3(s3: ObjectStore) -> ObjectStore:
     return s3
 
 
-def storage(store: ObjectStore, proxy: FaultProxy | None = None, timeout_s: float = 20) -> Storage:
-    through = store if proxy is None else store.through(proxy.port)
-    return Storage(options=through.options, timeout_s=timeout_s)
-
-
 def pack(url: str, out: Path, given: Storage, **options: Any) -> Path:
     read = {"storage": given, **options.pop("read", {})}
     shardio.pack(url, out, read=SourceOptions(**read), **{"jobs": 2} | options)
@@ -132,20 +128,8 @@ def test_each_store_gives_the_same(
     kind: str, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shardio.pack(there / "classes", tmp_path / "disk", shard_size=3_000)
-    if kind == "hf":
-        (tmp_path / "hub" / "ORG").mkdir(parents=True)
-        (tmp_path / "hub" / "ORG" / "NAME").mkdir()
-        (tmp_path / "hub" / "ORG" / "NAME" / "main").symlink_to(there)
-        with hub_server.hub(tmp_path / "hub") as hub:
-            monkeypatch.setenv("HF_ENDPOINT", hub.url)
-            out = pack(
-                "hf://datasets/ORG/NAME/classes", tmp_path / "out", Storage(), shard_size=3_000
-            )
-    else:
-        with object_stores.azurite() if kind == "az" else object_stores.gcs() as store:
-            store.put_folder(there / "classes", "classes/")
-            monkeypatch.setenv("GOOGLE_BASE_URL", f"http://127.0.0.1:{store.port}")
-            out = pack(f"{store.url}/classes", tmp_path / "out", storage(store), shard_size=3_000)
+    with other_store(kind, there, tmp_path, monkeypatch) as (url, given):
+        out = pack(f"{url}/classes", tmp_path / "out", given, shard_size=3_000)
     assert content(out) == content(tmp_path / "disk")
 
 
@@ -310,9 +294,7 @@ def test_a_packing_that_is_killed_goes_on_where_it_was(
 ) -> None:
     out, url = tmp_path / "out", f"{s3.url}/flat"
     arguments = ["pack", url, out, "--shard-size", "10000", "--jobs", "1"]
-    options = s3.through(proxy.port).options
-    for name, value in options.items():
-        arguments += ["--store-option", f"{name}={value}"]
+    arguments += store_arguments(s3.through(proxy.port))
     # All are announced, one is never answered: what was finished before it is kept.
     proxy.rules(Rule("timeout", path=r"flat/.*jpg", method="GET", numbers=[*range(25, 1000)]))
     process = subprocess.Popen(
@@ -404,8 +386,7 @@ def test_the_command_line_takes_urls_and_options(
     s3: ObjectStore, there: Path, tmp_path: Path
 ) -> None:
     arguments = ["pack", f"{s3.url}/classes", tmp_path / "out", "--jobs", "2", "--timeout", "20"]
-    for name, value in s3.options.items():
-        arguments += ["--store-option", f"{name}={value}"]
+    arguments += store_arguments(s3)
     done = subprocess.run(
         command(*arguments), env=environment(), capture_output=True, text=True, timeout=LIMIT_S
     )

@@ -1,6 +1,5 @@
 """An archive behind a URL is the dataset of the archive on disk, and of the unpacked folder."""
 
-import contextlib
 import gzip
 import json
 import os
@@ -11,13 +10,14 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from support import LIMIT_S, hub_server, object_stores, servers
+from support import LIMIT_S, servers
 from support.archives import FORMS, class_tars, deflated, tar, write, zipped
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.object_stores import ObjectStore
 from support.packing import grouped, interrupted
 from support.servers import Web
+from support.source_stores import other_store, storage, store_arguments
 from support.trees import JPEG, Tree, command, content, environment, images, noise, plant
 
 import shardio
@@ -80,20 +80,7 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> dict[bytes, bytes]:
     return content(root / "out")
 
 
-@pytest.fixture
-def proxy(proxy_of_all: FaultProxy) -> FaultProxy:
-    proxy_of_all.rules()
-    proxy_of_all.limits()
-    proxy_of_all.reset()
-    return proxy_of_all
-
-
 SMALL: Any = grouped({"max_records": 9})
-
-
-def storage(store: ObjectStore, proxy: FaultProxy | None = None, timeout_s: float = 20) -> Storage:
-    through = store if proxy is None else store.through(proxy.port)
-    return Storage(options=through.options, timeout_s=timeout_s)
 
 
 def pack(url: Any, out: Path, given: Storage | None = None, **options: Any) -> list[Packed]:
@@ -140,19 +127,7 @@ def test_each_store_gives_the_same(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with contextlib.ExitStack() as stack:
-        if kind == "hf":
-            (tmp_path / "hub" / "ORG" / "NAME").mkdir(parents=True)
-            (tmp_path / "hub" / "ORG" / "NAME" / "main").symlink_to(there)
-            hub = stack.enter_context(hub_server.hub(tmp_path / "hub"))
-            monkeypatch.setenv("HF_ENDPOINT", hub.url)
-            url, given = "hf://datasets/ORG/NAME", None
-        else:
-            made = object_stores.azurite() if kind == "az" else object_stores.gcs()
-            store = stack.enter_context(made)
-            store.put_folder(there)
-            monkeypatch.setenv("GOOGLE_BASE_URL", f"http://127.0.0.1:{store.port}")
-            url, given = store.url, storage(store)
+    with other_store(kind, there, tmp_path, monkeypatch) as (url, given):
         for name in ("pax.tar", "deflated.zip", "a.tgz", "classes"):
             pack(f"{url}/{name}", tmp_path / name, given)
             assert content(tmp_path / name) == right
@@ -383,8 +358,7 @@ def test_a_kill_while_it_is_downloaded_starts_that_over(
     s3.put({"killed.tgz": path})
     out, url = tmp_path / "out", f"{s3.url}/killed.tgz"
     arguments = ["pack", url, out, "--max-records", "9", "--jobs", "1"]
-    for name, value in s3.through(proxy.port).options.items():
-        arguments += ["--store-option", f"{name}={value}"]
+    arguments += store_arguments(s3.through(proxy.port))
     proxy.rules(Rule("timeout", path="killed", method="GET", numbers=[*range(6, 99)]))
     process = subprocess.Popen(command(*arguments), env=environment(), stderr=subprocess.DEVNULL)
     proxy.wait(faults=1)
