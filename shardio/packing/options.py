@@ -82,7 +82,7 @@ class Joins:
     split_by: str | None = None  # the column that says to which split a record belongs
     splits: Mapping[str, str] = field(default_factory=dict)  # its values, by the names of splits
     boxes: str | None = None  # the folder of files of boxes
-    first_label: int = 0  # the least number of a class there; ours is 0
+    first_label: int = 0  # the smallest number of a class in the source; packed, it is 0
 
 
 @refuse_unknown

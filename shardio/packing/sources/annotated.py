@@ -25,7 +25,7 @@ from .image_names import ImageNames
 from .tables import Column, number_column, packed_column
 
 _NAMES = (b"classes.txt", b"obj.names", b"data.yaml", b"data.yml")  # files of names of classes
-_ENDINGS = (b".xml", b".txt", b"")  # of files of boxes; VOC's may have none
+_ENDINGS = (b".xml", b".txt", b"")  # endings of files of boxes; VOC's may have none
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Annotations:
     """What the files of boxes say: of each image, in the order of their listing."""
 
     columns: dict[str, Column]
-    classes: tuple[str, ...] | None  # whose numbers the labels of boxes are
+    classes: tuple[str, ...] | None  # names of the labels of boxes
     normalised: bool  # boxes are parts of the image's size, which is known when it is read
     unfit: dict[int, str]  # images that cannot be packed, and why
     notes: list[str] = field(default_factory=list)

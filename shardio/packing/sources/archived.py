@@ -44,8 +44,8 @@ from .trees import are_asked
 
 _Archive = bytes | StoredObject
 FOLDERS = ("imagefolder", "files", "trees", "arrays")  # kinds whose files are found by walking
-_MEMBERS = 10_000  # of a tar, that are looked at; all, where they are no images
-_MEMBERS_FAR = 250  # of one in a store, or `_MEMBERS`: what lies between them is read, too
+_MEMBERS = 10_000  # members of a tar that are looked at; all, where none is an image
+_MEMBERS_FAR = 250  # of a tar in a store; then `_MEMBERS`: what lies between them is read, too
 _SHOWN = 10  # names in a message
 _DIGITS = re.compile(rb"(\d+)\Z")
 

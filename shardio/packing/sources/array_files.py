@@ -54,7 +54,7 @@ _SPLIT = re.compile(rf"(?i)(?:(?<=[-_./ ])|\A)({'|'.join(_SPLITS)})(?=[-_./ ]|\Z
 class Stored:
     """A file, or a member of one, as a run of bytes."""
 
-    path: str  # in the folder that is packed; behind it, of an .npz, the member's
+    path: str  # path in the folder that is packed; of an .npz, and the name of the member
     extent: Extent
     packed: str | None = None  # how it is compressed
     checksum: int | None = None  # CRC-32 of its content
@@ -91,7 +91,7 @@ class Array:
     start: int  # byte of the first entry
     stride: int  # bytes from one entry to the next
     count: int
-    shape: tuple[int, ...]  # of an entry
+    shape: tuple[int, ...]  # shape of an entry
     dtype: np.dtype[Any]
     why: str | None = None  # its entries cannot be read by range
 

@@ -48,7 +48,7 @@ from .tables import Column, packed_column, seal_columns
 
 _IMAGES = ("image", "images", "img", "imgs", "x", "data", "pixels")
 _LABELS = (*LABELS, "targets")
-_KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float"}  # of fields, by those of numpy's types
+_KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float"}  # by numpy's kinds
 _RECORDS = re.compile(rb"(?i)\.(bin|dat)(\.gz)?\Z")
 _CLASSES = re.compile(rb"(?i)(name|class|label|meta)[^/]*\.txt\Z")
 _HASHED = 64  # images
@@ -63,7 +63,7 @@ class Ranged:
     """A field whose values are read by range, from one array or from several in turn."""
 
     name: str
-    order: str  # of an image's axes: hw, hwc, chw; "": an array
+    order: str  # axes of an image: hw, hwc, chw; "": an array
     arrays: list[Array]  # as they are read
     identities: list[list[Any]]  # their names, and those of what they are stored in
 

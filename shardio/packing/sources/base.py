@@ -79,7 +79,7 @@ class SourceFolder(Protocol):
     """
 
     path: bytes  # absolute, or a URL without secrets: for messages
-    ignores: Callable[[bytes], bool]  # by its name, that a file or folder is none of the data
+    ignores: Callable[[bytes], bool]  # whether a name is of no data
     in_archives: bool  # its files are members of archives
 
     def top(self) -> FolderNames:
@@ -148,21 +148,21 @@ class SourceRequest:
     """A source, and all that is asked of it."""
 
     path: bytes  # as given
-    kind: str | None = None  # of source; None: to be told
+    kind: str | None = None  # kind of source; None: to be detected
     splits: bool | None = None
     fields: Mapping[str, str] = field(default_factory=dict)  # our names of fields, and theirs
     where: Mapping[str, Any] | None = None
     root: str | None = None  # the folder that paths in a listing refer to
     label: str | None = None  # a regular expression that finds the class in the path of an image
     joins: Joins = field(default_factory=Joins)
-    layout: str | None = None  # of the records in files of arrays
+    layout: str | None = None  # fields of a record in files of arrays, and their sizes
     ignore: bool = True  # leave out hidden files, and folders of systems
     # Names of its splits, where its kind was told by looking at its top, and nobody gave it.
     detected_splits: tuple[str, ...] | None = None
     jobs: int | None = None
     progress: Progress | None = None
     storage: Storage = field(default_factory=Storage)  # how an object store is reached
-    files: SourceFolder | None = None  # where it lies in a store or in archives, listed once
+    files: SourceFolder | None = None  # its folder in a store or in archives, listed once
     # Where archives that are compressed as a whole are unpacked; None: nowhere. Who is told of it.
     work_dir: str | None = None
     tell: Callable[[str], None] | None = None

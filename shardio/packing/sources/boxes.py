@@ -26,17 +26,17 @@ from xml.parsers import expat
 
 from ...errors import DependencyError, printable
 
-MAX_BYTES = 4 << 20  # of a file: 10,000 objects of VOC, for which a record has room
-_MAX_DEEP = 32  # of elements in elements; VOC has 4
+MAX_BYTES = 4 << 20  # size of a file: 10,000 objects of VOC, for which a record has room
+_MAX_DEEP = 32  # nested elements; VOC has 4
 _ATTRIBUTES = ("pose", "truncated", "difficult", "occluded")  # what VOC says of an object
 _MAX_NUMBER = 1 << 31  # pixels of a side; classes
-_SLACK = 0.01  # of normalised numbers, which tools round
+_SLACK = 0.01  # error of normalised numbers, which tools round
 
 
 class Boxes(NamedTuple):
     """The objects in one image, in the file's order, as annotations."""
 
-    width: int | None  # of the image; None where the file does not say it
+    width: int | None  # size of the image; None where the file does not say it
     height: int | None
     objects: list[dict[str, Any]]
 
@@ -47,7 +47,7 @@ class AnnotatedBox(NamedTuple):
     label: int  # number of the class, from 0
     box: tuple[float, float, float, float]  # middle x, middle y, width, height
     polygon: tuple[float, ...] = ()  # x, y, x, y, ...
-    score: float | None = None  # of a prediction
+    score: float | None = None  # confidence of a prediction
 
 
 # --- Pascal VOC -----------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ class Entries:
     first: list[bytes]  # paths of the images that come first in the file
     keys: list[bytes]
     paths: Column  # as file_name has them
-    columns: Mapping[str, Column]  # of _FIELDS but the image
+    columns: Mapping[str, Column]  # a column for each of _FIELDS but the image
     classes: tuple[str, ...] | None
 
     def column(self, name: str) -> Any:

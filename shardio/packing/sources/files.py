@@ -57,7 +57,7 @@ _OF_SYSTEMS = frozenset(
 )  # fmt: skip
 _LEFT = _OF_MANAGERS | _OF_SYSTEMS
 _FIRST = frozenset(b"".join(name[:1] + name[:1].upper() for name in _LEFT))
-_OWN = re.compile(rb"manifest\.json|\d{5,}-[0-9a-f]{8}\.index")  # of `shardio index`, on top
+_OWN = re.compile(rb"manifest\.json|\d{5,}-[0-9a-f]{8}\.index")  # what `shardio index` writes
 _SHOWN = 20  # names that are noted
 _LOOKED = 3  # folders that are looked into to tell what a folder is
 Above = tuple[tuple[int, int], ...]  # devices and inodes of a folder and those it lies in

@@ -59,7 +59,7 @@ _KINDS = {
     **dict.fromkeys(("json", "jsn"), "json"),
     "npy": "array",
 }
-_IMAGE = "image"  # of all plain endings of images, where no record has two of them
+_IMAGE = "image"  # the field of all plain endings of images, where no record has two of them
 
 
 class Members(FileSource):

@@ -46,7 +46,7 @@ from .listing import Rows, number_classes
 from .plain_file import plain_file
 from .tables import Column, Table, ending, packed_column, read, read_plain, seal_columns
 
-_FIRST = {"image": 0, "label": 1}  # of the fields of a record
+_FIRST = {"image": 0, "label": 1}  # order of the fields of a record
 _MOST_SPLITS = 20
 _NUMBERED = re.compile(r"(.*)#([01]?)", re.DOTALL)  # a column of numbers of lines
 _RANGE = re.compile(r"(.+)\.\.(.+)", re.DOTALL)  # columns from one to another

@@ -21,7 +21,7 @@ class Listed:
     paths: list[bytes]
     sizes: Ints  # bytes
     stamps: Ints  # numbers that change with the content
-    folders: list[bytes] = field(default_factory=list)  # that may be empty; in order
+    folders: list[bytes] = field(default_factory=list)  # folders that may be empty; in order
     problems: list[Problem] = field(default_factory=list)  # what can be no file; in order
     outside: list[Problem] = field(default_factory=list)  # what lies in no folder here
     notes: list[str] = field(default_factory=list)

@@ -107,9 +107,9 @@ class Rows(Source):
 class Files:
     """The files that rows name."""
 
-    root: SourceFolder  # that paths are relative to
-    paths: Column  # of all rows
-    sizes: Ints  # of the records
+    root: SourceFolder  # the folder that paths are relative to
+    paths: Column  # a path for each row
+    sizes: Ints  # bytes of each record
     mtimes: Ints
     field: str = "image"
 
@@ -132,10 +132,10 @@ class _Chosen:
     """The columns of a table by what they are taken for."""
 
     paths: str | None
-    theirs: dict[str, str] = field(default_factory=dict)  # by our names; but for the image
-    fields: dict[str, Column] = field(default_factory=dict)  # by our names, likewise
+    theirs: dict[str, str] = field(default_factory=dict)  # columns of fields but the image
+    fields: dict[str, Column] = field(default_factory=dict)  # the same, as columns
     classes: tuple[str, ...] | None = None  # names of the numbers that `label` became
-    keys: list[bytes] | None = None  # of all rows; None: paths, or numbers
+    keys: list[bytes] | None = None  # a key for each row; None: paths, or numbers
     notes: list[str] = field(default_factory=list)
 
 

@@ -39,8 +39,8 @@ from .base import Ints
 from .field_names import LABELS, PATHS
 from .files import first_sign
 
-_ROWS = 4096  # that become columns at once
-_BYTES = 16 << 20  # of text, likewise
+_ROWS = 4096  # rows that become columns at once
+_BYTES = 16 << 20  # bytes of text that become columns at once
 _MAX_LINE = 16 << 20  # bytes
 _SNIFFED = 50  # lines by which it is told what separates cells
 _MAX_CELL = MAX_HEAD  # characters; a record could not hold more
@@ -155,7 +155,7 @@ class Column:
 class Table:
     """The columns of a table, and how many rows they have."""
 
-    columns: dict[str, Column]  # in the order of the file
+    columns: dict[str, Column]  # columns by name, in the order of the file
     rows: int
 
 

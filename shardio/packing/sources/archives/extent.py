@@ -44,7 +44,7 @@ class Extent:
     """An archive on storage, or in another one: bytes of a file."""
 
     location: FileOpener
-    name: str  # of the file in it
+    name: str  # the file's name in `location`
     size: int  # bytes
     stamp: int  # changes with the archive that the user has
     shown: str  # the archive, with those it lies in, for messages

@@ -58,7 +58,7 @@ def compression_of(start: bytes) -> str | None:
 class Inflating:
     """Where archives are inflated, and who is told. Forked workers inherit it."""
 
-    directory: str | None = None  # of the packing; None: nothing is written
+    directory: str | None = None  # where the packing works; None: nothing is written
     progress: Progress | None = None
     notify: Callable[[str], None] | None = None
     notices: int = 0  # archives that `notify` was called for

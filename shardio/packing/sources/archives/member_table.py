@@ -19,9 +19,9 @@ from ..files import LOOP
 # deflated.
 PLAIN, STORED, DEFLATED = range(3)
 
-_MOST_LINKS = 40  # that are followed one after the other, as Linux does
-_MOST_ALIASES = 10_000_000  # of all links: a few that lead to one another are a bomb
-_MOST_VISITS = 100_000  # of folders, through links
+_MOST_LINKS = 40  # links followed one after the other, as Linux does
+_MOST_ALIASES = 10_000_000  # files that links name; more are a bomb
+_MOST_VISITS = 100_000  # folders visited through links
 # What is in no plain path; zeros lie around each one.
 _ODD = (b"\0/", b"\0.", b"/.", b"//", b"/\0")
 

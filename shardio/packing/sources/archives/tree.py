@@ -128,8 +128,8 @@ class _Added:
 
     extent: Extent
     table: MemberTable
-    rows: Sequence[int]  # of its table, that are members of the tree
-    prefix: bytes = b""  # of their paths in the tree: a folder with a slash, or b""
+    rows: Sequence[int]  # rows of its table that are members of the tree
+    prefix: bytes = b""  # start of their paths in the tree: a folder with a slash, or b""
 
     def paths(self) -> list[bytes]:
         """Return the paths of its members in the tree."""
