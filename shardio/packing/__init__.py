@@ -6,7 +6,7 @@ Its files:
     options        what users ask for, and what a dataset records of it
     sources/       what can be packed; a new kind is a file there, and a row
     plan           which record goes into which shard
-    ahead          a plan that was made before, which is gone on with instead of listing the source
+    earlier_plan   a plan that `shardio plan` made before: the packing goes on under it
     parts          which part of the shards this process works on, as its scheduler says
     missing        what parts have not built yet
     output_dir     what is refused in the place that is packed into, and who owns its directory

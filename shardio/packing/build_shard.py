@@ -24,7 +24,7 @@ from .reencode import Reencoded, reencode
 from .shard_writer import ShardWriter, open_own
 from .sources.base import Problem, Rejected
 
-_AHEAD = 32 << 20  # bytes of records that are announced to the source
+_LOOKAHEAD_BYTES = 32 << 20  # bytes of records that are announced to the source
 _CHECK = 64  # files, or
 _CHECK_BYTES = 4 << 20  # bytes, between two looks at whether to stop
 
@@ -72,13 +72,13 @@ def _build_anew(work: Work, number: int, add: Callable[[int], None]) -> Built:
     reencoded = Reencoded()
     try:
         with source.open() as read:
-            done, ahead, room = 0, 0, _AHEAD
+            done, ahead, lookahead_left = 0, 0, _LOOKAHEAD_BYTES
             for i, place in enumerate(places):
-                while ahead < len(places) and room > 0:
+                while ahead < len(places) and lookahead_left > 0:
                     source.will_need(places[ahead])
-                    room -= sizes[ahead]
+                    lookahead_left -= sizes[ahead]
                     ahead += 1
-                room += sizes[i]
+                lookahead_left += sizes[i]
                 try:
                     sample = read(place)
                     changes = reencode(sample, options)

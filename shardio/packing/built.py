@@ -28,16 +28,16 @@ from .journal import NOTE_BUILT, NOTE_SENT
 from .reencode import Reencoded
 from .sources.base import Problem
 
-_MOST_NOTE = 1 << 30  # bytes
+_MAX_NOTE_BYTES = 1 << 30
 
 
 @dataclass
 class Built:
-    """A shard that was built or kept, or why it could not be."""
+    """A shard that was built or reused, or why it could not be."""
 
     info: ShardInfo | None  # None: not built, because of `problems`
     blob_bytes: int = 0
-    kept: bool = False
+    reused: bool = False  # an earlier, interrupted packing had finished it
     reencoded: Reencoded = field(default_factory=Reencoded)
     problems: list[Problem] = field(default_factory=list)
     uploaded: bool = False  # it is in the object store that is packed into, and not here
@@ -94,7 +94,7 @@ def _write(
 def _read(directory: str, name: str, dataset_id: bytes) -> tuple[Built, int | None] | None:
     """Return what a note says, and when the file was changed; None where it says nothing of use."""
     try:
-        data = LocalDirectory(directory).read(name, _MOST_NOTE)
+        data = LocalDirectory(directory).read(name, _MAX_NOTE_BYTES)
         line, seal = data[:-64], data[-64:]
         value: Any = json.loads(line)
         if hashlib.sha256(line).hexdigest().encode() != seal:

@@ -160,14 +160,14 @@ def copy(
     files = [item for one in work for item in (*one.items, *([one.last] * (one.shards is None)))]
     done.files, done.bytes = len(files), sum(item.size for item in files)
     count = _Count(done, progress)
-    way = _Way(overwrite, recheck, jobs, executor)
+    how = _CopyOptions(overwrite, recheck, jobs, executor)
     for one in work:
-        _copy_dataset(one, way, count)
+        _copy_dataset(one, how, count)
     done.seconds = time.monotonic() - began
     return done
 
 
-class _Way(NamedTuple):
+class _CopyOptions(NamedTuple):
     """How files are written."""
 
     overwrite: bool
@@ -296,10 +296,10 @@ def _refuse_other(one: _Work, overwrite: bool) -> bool:
 # --- one dataset ----------------------------------------------------------------------------------
 
 
-def _copy_dataset(one: _Work, way: _Way, count: _Count) -> None:
+def _copy_dataset(one: _Work, how: _CopyOptions, count: _Count) -> None:
     """Copy a dataset, or the file of the splits. A directory is locked while it is written."""
     if not one.dataset_id or not isinstance(one.target, LocalDirectory):
-        _copy_items(one.items, one.root, one.target, way, count)
+        _copy_items(one.items, one.root, one.target, how, count)
         if one.shards is None:
             _write_last(one.target, one.last, count)
         return
@@ -308,7 +308,7 @@ def _copy_dataset(one: _Work, way: _Way, count: _Count) -> None:
     with output_dir.own_unplanned(folder, one.dataset_id, resumes=True, shards=one.shards) as owner:
         for item in one.items:
             _remove_drafts(folder, item)
-        _copy_items(one.items, one.root, one.target, way, count)
+        _copy_items(one.items, one.root, one.target, how, count)
         if one.shards is None:
             _write_last(one.target, one.last, count)
             owner.clean()
@@ -317,17 +317,17 @@ def _copy_dataset(one: _Work, way: _Way, count: _Count) -> None:
 
 
 def _copy_items(
-    items: list[_Item], root: Location, target: Target, way: _Way, count: _Count
+    items: list[_Item], root: Location, target: Target, how: _CopyOptions, count: _Count
 ) -> None:
     """Copy the files that are not there, and right: here, or by the executor, a task each."""
-    if way.executor is None:
+    if how.executor is None:
         if isinstance(target, LocalDirectory):
-            _copy_files(items, root, target.root, way.overwrite, count)
+            _copy_files(items, root, target.root, how.overwrite, count)
         else:
-            _put_files(items, root, target, way, count)
+            _put_files(items, root, target, how, count)
         return
-    work = functools.partial(_copy_one, root, target, way._replace(executor=None))
-    done = run(work, items, jobs=way.jobs, report=Report(None, 0), executor=way.executor)
+    work = functools.partial(_copy_one, root, target, how._replace(executor=None))
+    done = run(work, items, jobs=how.jobs, report=Report(None, 0), executor=how.executor)
     with contextlib.closing(done) as results:
         for item, kept in zip(items, results, strict=True):
             if kept:
@@ -338,11 +338,11 @@ def _copy_items(
 
 
 def _copy_one(
-    root: Location, target: Target, way: _Way, item: _Item, add: Callable[[int], None]
+    root: Location, target: Target, how: _CopyOptions, item: _Item, add: Callable[[int], None]
 ) -> bool:
     """Copy a file; return True if it was there, and right."""
     done = Copied(target.url)
-    _copy_items([item], root, target, way, _Count(done, None))
+    _copy_items([item], root, target, how, _Count(done, None))
     return done.kept == 1
 
 
@@ -480,20 +480,20 @@ def _has_last(target: Target, item: _Item) -> bool:
 
 
 def _put_files(
-    items: list[_Item], root: Location, target: RemoteLocation, way: _Way, count: _Count
+    items: list[_Item], root: Location, target: RemoteLocation, how: _CopyOptions, count: _Count
 ) -> None:
     """Put the files into a store that are not there, and right."""
     missing = []
     looks = ((item, Request(target.store, item.name, what="noted")) for item in items)
     for item, look in each(looks, LOOKS):
-        if _is_there(item, look, target, way):
+        if _is_there(item, look, target, how):
             count.keep(item)
         else:
             missing.append(item)
     for left in reversed(range(_AGAIN + 1 if root.remote else 1)):
         puts = ((item, target.put_request(item.name, _upload(item, root))) for item in missing)
         missing = []
-        for item, put in each(puts, way.jobs):
+        for item, put in each(puts, how.jobs):
             try:
                 put.result()
             except DamageError:
@@ -516,17 +516,17 @@ def _upload(item: _Item, root: Location) -> Upload:
     return Upload(root.path(item.name), item.size, item.sha256, printable(shown, 4096))
 
 
-def _is_there(item: _Item, look: Future[Reply], target: RemoteLocation, way: _Way) -> bool:
+def _is_there(item: _Item, look: Future[Reply], target: RemoteLocation, how: _CopyOptions) -> bool:
     """Return whether an object is there and right. Raises ExistsError for another one."""
     found = looked(look)
     if found is None:
         return False
     if found.size == item.size:
-        if found.tag == item.sha256.hex() and not way.recheck:
+        if found.tag == item.sha256.hex() and not how.recheck:
             return True
         known = KnownFile(item.size, b"", b"", 0)
         with contextlib.closing(target.open(item.name, known)) as file:
             if file.sha256() == item.sha256:
                 return True
-    _refuse_file(f"{target.url.rstrip('/')}/{item.name}", item, way.overwrite)
+    _refuse_file(f"{target.url.rstrip('/')}/{item.name}", item, how.overwrite)
     return False

@@ -74,7 +74,7 @@ def owned(
     local.make_directory(target)
     places = None if part is None else range(part[0] - 1, part[0])
     owner = output_dir.own_unplanned(target, bytes.fromhex(what), resumes=True, shards=places)
-    return owner.briefly() if part is None else owner
+    return owner.for_one_call() if part is None else owner
 
 
 def save(folder: str, written: Written) -> None:

@@ -71,7 +71,7 @@ def gc(path: str | os.PathLike[str], *, keep_s: float = KEEP_S, dry_run: bool = 
         with contextlib.ExitStack() as stack:
             data: bytes | None = None
             try:
-                data = stack.enter_context(output_dir.own_again(folder)).journal()
+                data = stack.enter_context(output_dir.own_unfinished(folder)).journal()
             except FileNotFoundError:
                 # Without a journal a packer that begins now could give a new shard the name that we
                 # are removing: we make one, if there is anything to do.
@@ -102,7 +102,7 @@ def _alone(folder: str) -> contextlib.AbstractContextManager[None]:
 
     # A Writer's: should we be killed, the next packer, Writer or gc removes it.
     ours = journal.of_writer(secrets.token_bytes(16), journal.shards_in(folder))
-    return output_dir.own(folder, lambda: [ours], refuse).briefly()
+    return output_dir.own(folder, lambda: [ours], refuse).for_one_call()
 
 
 def _clean(folder: str, found: Iterable[_Unnamed], done: Cleaned) -> None:

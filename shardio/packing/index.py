@@ -659,7 +659,7 @@ def _working(folder: str, dataset_id: bytes, shards: range | None) -> Iterator[N
         with owner:
             yield
         return
-    with owner.briefly():
+    with owner.for_one_call():
         for name in os.listdir(folder):
             if local.is_temporary(name) and is_sidecar(folder, name):  # of a part that was killed
                 local.remove(os.path.join(folder, name))

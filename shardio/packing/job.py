@@ -27,9 +27,9 @@ from ..storage.lock import JOURNAL
 from ..storage.remote import RemoteLocation
 from ..units import show_count, show_size
 from . import build_shard, journal, output_dir, piece, process_pool
-from .ahead import lost
 from .build_shard import Work
 from .built import Built
+from .earlier_plan import plan_is_gone
 from .missing import show_missing
 from .options import PlanOptions
 from .output_dir import Owner
@@ -117,7 +117,7 @@ class Job:
         self.result.tiles = None  # nobody has looked
         with contextlib.suppress(FileNotFoundError):
             head, read = lock.look(self.directory)
-            if not self.result.already and self._joins(head, read):
+            if not self.result.already and self._can_resume(head, read):
                 there = self._finished().keys() | self._sent().keys()
                 self.result.kept = len(there & set(self._shards))
         return self.result
@@ -162,14 +162,14 @@ class Job:
     def _own(self, shards: range | None = None) -> Owner | None:
         """Own the directory, or shards in it; None where another packer was faster."""
         local.make_directory(self.directory)
-        owner = output_dir.own(self.directory, self._fresh, self._joins, shards)
+        owner = output_dir.own(self.directory, self._new_journal, self._can_resume, shards)
         try:
             if owner.joined or not self._is_packed():
                 return owner
-            owner.give_up(packed=True)
+            owner.release_to_winner(packed=True)
             return None
         except BaseException:
-            owner.give_up(packed=False)
+            owner.release_to_winner(packed=False)
             raise
 
     def check_parts(self, report: process_pool.Report) -> str | None:
@@ -223,8 +223,8 @@ class Job:
                 pool = functools.partial(process_pool.run, build, tasks, executor=self.run.executor)
                 for one in pool(jobs=self.run.jobs, report=report, seen=keep):
                     self._built.append(one)
-                    self.result.kept += one.kept
-                    self.result.built += one.info is not None and not one.kept
+                    self.result.kept += one.reused
+                    self.result.built += one.info is not None and not one.reused
                     self.result.add(one.reencoded)
                 if uploads is not None:
                     uploads.finish()
@@ -259,16 +259,16 @@ class Job:
 
     # --- the journal ------------------------------------------------------------------------------
 
-    def _fresh(self) -> Iterator[bytes]:
+    def _new_journal(self) -> Iterator[bytes]:
         """Write a journal for a directory that has none. Raises SourceChangedError."""
         if self._reopen is not None:
-            raise lost(self.place.url)
+            raise plan_is_gone(self.place.url)
         self._restart = False  # there is nothing to be dropped
         before = journal.shards_in(self.directory)
         self.plan = dataclasses.replace(self.plan, before=before)
         return journal.dump(self.plan)
 
-    def _joins(self, data: bytes, read: journal.ReadBytes) -> bool:
+    def _can_resume(self, data: bytes, read: journal.ReadBytes) -> bool:
         """Return whether to go on under a journal that is there; False where it is to be dropped.
 
         Raises SourceChangedError when it is of another plan, DamageError, unless `restart`.
@@ -284,7 +284,7 @@ class Job:
             raise
         if self._reopen is not None:
             if old.ahead is None or not old.same(self.plan):
-                raise lost(self.place.url)
+                raise plan_is_gone(self.place.url)
             self.plan = old
             return True
         usable = old.ahead is not None or self.plan.ahead is None

@@ -1,6 +1,6 @@
-"""What the parts of a packing have not built yet: told by names of shards, none of which is read.
+"""What the parts of a packing have not built yet, by the names of shards: no shard is read.
 
-A shard has its name when it is whole. `commit` checks what is in them.
+A shard gets its name when it is whole. `commit` checks the contents.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .plan import Plan
 
 _LOOK_S = 1.0  # between two looks into the directory
 _TELL_S = 30.0  # between two lines that say what is missing
-_SHOWN = 20  # numbers that a line lists
+_NUMBERS_SHOWN = 20  # numbers that a line lists
 
 
 class Waiting:
     """Look again and again what is missing in OUT.
 
-    parts: how many there are, so that they are told by number; None: shards are
+    parts: how many there are, so that messages name the parts; None: messages name the shards
     overwrite: another dataset may be there, which is to be replaced
     """
 
@@ -105,4 +105,6 @@ def show_missing(left: Sequence[int], shards: int, parts: int | None) -> str:
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers[:_SHOWN])) + (", ..." if len(numbers) > _SHOWN else "")
+    return ", ".join(map(str, numbers[:_NUMBERS_SHOWN])) + (
+        ", ..." if len(numbers) > _NUMBERS_SHOWN else ""
+    )

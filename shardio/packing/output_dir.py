@@ -1,8 +1,8 @@
 """The place that a packing goes to: what is refused there, who owns it, the file of the splits.
 
 A directory, or the folder of an object store, holds one dataset or the splits of one. A dataset
-that is there is left as it is when it is just the one asked for; another one is never replaced
-unasked. What the options alone tell is refused before the source is listed, which may take minutes.
+that is there stays, if it is the one that is asked for. Another one is replaced only on request.
+Options that rule a packing out are refused before the source is listed, which may take minutes.
 
 Who writes into a directory owns it, by the lock on its journal: `own` makes the journal, or goes on
 under one that is there, or removes it where nobody can. What goes into an object store is worked on
@@ -213,7 +213,7 @@ def is_packed(place: Target, planned: Plan, sized: bool) -> bool:
     if not sized:  # it follows from the records, and is no difference of its own where they differ
         resized = PackOptions.of(planned.options.record() | {"shard_size": known.get("shard_size")})
         sizes = np.concatenate([rows.sizes for rows in planned.all_rows()])
-        if replace(planned, options=resized).sealed(sizes).dataset_id != there.dataset_id:
+        if replace(planned, options=resized).with_dataset_id(sizes).dataset_id != there.dataset_id:
             options["shard_size"] = known.get("shard_size")
     by_default = () if sized else ("shard_size",)
     raise ExistsError(_another(place, there, plan.changed(known, options, by_default)))
@@ -296,7 +296,7 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
         self.release()
 
     @contextlib.contextmanager
-    def briefly(self) -> Iterator[None]:
+    def for_one_call(self) -> Iterator[None]:
         """Remove the journal alone at the end, and release the directory."""
         with self:
             try:
@@ -305,7 +305,7 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
                 local.remove(os.path.join(self.directory, JOURNAL))
                 local.sync_directory(self.directory)
 
-    def give_up(self, packed: bool) -> None:
+    def release_to_winner(self, packed: bool) -> None:
         """Release the directory, where another packer was first, and remove our journal from it.
 
         packed: what we were to build is committed. Else, of what other parts built under our
@@ -321,15 +321,17 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
 
 def own(
     directory: str,
-    fresh: Callable[[], Iterable[bytes]],
-    joins: Callable[[bytes, ReadBytes], bool],
+    new_journal: Callable[[], Iterable[bytes]],
+    can_resume: Callable[[bytes, ReadBytes], bool],
     shards: range | None = None,
 ) -> Owner:
     """Become the owner of a directory, or of some shards in it. Raises BusyError, StorageError.
 
-    fresh  the bytes of a new journal, for where none is
-    joins  of a journal that is there, its head and how it is read, and nobody works under: whether
-           we do, or remove it with all that it stands for; it raises where neither may be
+    new_journal  makes the bytes of a journal, where there is none
+    can_resume   is asked about a journal that lies there, when nobody works under it. It gets the
+                 head of the journal, and a function that reads the rest. True: we go on under this
+                 journal. False: the journal and its unfinished work are removed. It raises an error
+                 where neither is allowed
     """
     bounds = (0, None) if shards is None else (shards.start, shards.stop)
     ours: bytes | None = None
@@ -337,12 +339,12 @@ def own(
         try:
             held = lock.take(directory, *bounds)
         except FileNotFoundError:
-            ours = lock.begin(directory, fresh)
+            ours = lock.begin(directory, new_journal)
             continue
         try:
             data = held.head()
             is_ours = data[-lock.SEAL :] == ours
-            if is_ours or joins(data, held.read):
+            if is_ours or can_resume(data, held.read):
                 return Owner(directory, held, ours if is_ours else None)
         except BaseException:
             held.release()
@@ -368,7 +370,7 @@ def own_unplanned(
     advice.
     """
 
-    def joins(data: bytes, _: ReadBytes) -> bool:
+    def can_resume(data: bytes, _: ReadBytes) -> bool:
         if journal.is_resumable(directory, data):  # its lock is free, so its owner is dead
             raise ExistsError(
                 f"{printable(directory)}: an unfinished packing is here; finish it, or choose "
@@ -378,13 +380,13 @@ def own_unplanned(
             return resumes and journal.identity(data)[0] == dataset_id
         return False
 
-    def fresh() -> list[bytes]:
+    def new_journal() -> list[bytes]:
         return [journal.of_writer(dataset_id, journal.shards_in(directory))]
 
-    return own(directory, fresh, joins, shards)
+    return own(directory, new_journal, can_resume, shards)
 
 
-def own_again(directory: str) -> Owner:
+def own_unfinished(directory: str) -> Owner:
     """Become the owner of an unfinished packing. Raises FileNotFoundError where there is none."""
     return Owner(directory, lock.take(directory), None)
 
@@ -399,7 +401,7 @@ def clean_up(
     """
     with (
         contextlib.suppress(FileNotFoundError, BusyError, StorageError),
-        own_again(directory) as owner,
+        own_unfinished(directory) as owner,
     ):
         data = owner.journal()
         ours = data[-lock.SEAL :] == seal and (packed or not journal.has_work(directory, data))

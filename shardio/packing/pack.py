@@ -31,7 +31,7 @@ from ..storage.location import Target, local_path, locate, locate_target, path_t
 from ..storage.options import Storage
 from ..units import check_bool, check_group, check_int, refuse_options
 from . import journal, output_dir, reencode, sources
-from .ahead import plans_ahead, plans_done, refuse_others
+from .earlier_plan import committed_plans, earlier_plans, refuse_others
 from .job import Job, Run, least_bytes, show_pixels, unpackable
 from .missing import Waiting, not_begun
 from .options import (
@@ -232,7 +232,7 @@ def _commit_parts(out: str, run: Run, progress: Progress | None) -> list[Packed]
         for name in splits or [""]:
             folder = manifest.split_folder(out, name)
             try:
-                owner = owners.enter_context(output_dir.own_again(folder))
+                owner = owners.enter_context(output_dir.own_unfinished(folder))
             except FileNotFoundError:
                 manifest.load(locate(folder))  # explains what is here, if it is nothing
                 continue
@@ -367,10 +367,10 @@ def _from_plans(
 
     A part that starts again when all is committed takes the plan that it was committed under.
     """
-    found = plans_ahead(place.url)
+    found = earlier_plans(place.url)
     done = not found and not run.is_whole and not run.overwrite
     if done:
-        found = plans_done(place.url)
+        found = committed_plans(place.url)
     if not found:
         return []
     numbering = _numbering(call)

@@ -87,7 +87,7 @@ class Plan:
         """Return what makes the dataset's id, with keys and sizes, as plain values."""
         return {"fields": self.fields, "classes": self.classes, "options": self.options.record()}
 
-    def sealed(self, sizes: Ints) -> Plan:
+    def with_dataset_id(self, sizes: Ints) -> Plan:
         """Return the plan with the id of its dataset, 16 bytes: never of time, host or path.
 
         sizes: of all records
@@ -164,7 +164,7 @@ def make_plan(listing: Listing, options: PackOptions, each: int | None = None) -
         changes=hashlib.sha256(listing.mtimes[packed].astype("<i8").tobytes()).digest(),
         rows=_Listed(listing, packed, bounds),
     )
-    return plan.sealed(listed)
+    return plan.with_dataset_id(listed)
 
 
 def prepare(plan: Plan, source: Source, request: SourceRequest) -> Plan:

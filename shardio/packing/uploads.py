@@ -61,7 +61,7 @@ class Uploads(contextlib.AbstractContextManager["Uploads"]):
         One that another machine uploaded is noted. Raises StorageError, DamageError.
         """
         if one.info is None or one.uploaded:
-            if one.info is not None and not one.kept:
+            if one.info is not None and not one.reused:
                 note_sent(self._directory, self._id, one)
             return
         self._take(0)

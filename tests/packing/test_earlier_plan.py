@@ -128,6 +128,7 @@ def test_packing_under_a_plan_gives_what_packing_gives_and_lists_nothing(
     assert packed(out) == content(tmp_path / "expected")
 
 
+@pytest.mark.usefixtures("ranges_closed")
 def test_a_bucket_is_planned_once_and_packed_without_listing_it(
     tmp_path: Path, bucket: ObjectStore, unlisted: Callable[[], None]
 ) -> None:

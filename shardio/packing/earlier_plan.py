@@ -1,7 +1,7 @@
-"""Plans that were made ahead, by `shardio plan`: found in OUT, and compared with what is asked for.
+"""Plans that `shardio plan` made before: found in OUT, and compared with what is asked for.
 
-Whoever packs there goes on under them, and does not list the source. What was not given is as it
-was planned; what is given must be the same.
+Whoever packs there goes on under such a plan, and does not list the source. An option that is not
+given is as it was planned. An option that is given must be as it was planned.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .sources.base import SourceRequest
 _DEFAULTS = PackOptions().record()
 
 
-def plans_ahead(directory: str) -> dict[str, Plan]:
+def earlier_plans(directory: str) -> dict[str, Plan]:
     """Return the plans that were made ahead in OUT, and are not committed, by split.
 
     None where one of the splits has no such plan.
@@ -44,7 +44,7 @@ def plans_ahead(directory: str) -> dict[str, Plan]:
     return found
 
 
-def plans_done(directory: str) -> dict[str, Plan]:
+def committed_plans(directory: str) -> dict[str, Plan]:
     """Return the plans that were made ahead in OUT, and are committed, by split; none or all."""
     names = manifest.planned_splits(directory) or [""]
     found = {name: journal.kept_plan(manifest.split_folder(directory, name)) for name in names}
@@ -57,10 +57,10 @@ def _read(folder: str, read: journal.ReadBytes, start: int, length: int) -> byte
     try:
         return read(start, length)
     except FileNotFoundError:
-        raise lost(folder) from None
+        raise plan_is_gone(folder) from None
 
 
-def lost(out: str) -> SourceChangedError:
+def plan_is_gone(out: str) -> SourceChangedError:
     """Return the error for a plan that was made ahead, and is not there any more."""
     return SourceChangedError(
         f"{printable(out)}: the plan that was here is gone: another process committed it, or made "
