@@ -1,6 +1,16 @@
 """The formats of shards, one row each: those that shardio packs, and those of others.
 
-A format is its modules and one row here. They never import this table.
+A format is its modules and one row here. They never import this table. A file belongs to the first
+row whose pattern its name matches.
+
+    sample    a sample, to and from the bytes of one record
+    base      what every shard provides, and what opening one needs
+    index     the index of a shard: key hashes, columns of small values
+    record    the record shard
+    lmdb      the LMDB shard: records as values of one environment
+    manifest  the list of a dataset's shards; the commit
+    tree      records written as files, which never leave their folder
+    foreign   formats of other libraries
 """
 
 from __future__ import annotations
@@ -72,7 +82,7 @@ class ForeignFormat:
     """A format of others: files of it are read in place."""
 
     file: type[ForeignFile]
-    names: str  # pattern of their names, compressed ones too: refused with what converts them
+    names: str  # pattern; it has compressed files, too, which are refused with what converts them
     writer: type[FormatWriter] | None = None  # exports; None: shardio does not write it
     exported_as: str = ""  # where that is not the format's name
     shard: type[ForeignShard] = ForeignShard
@@ -138,7 +148,7 @@ def sha256(format: str, opening: Opening, info: ShardInfo) -> bytes:
 
 
 def claims(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the files that each format claims by their names."""
+    """Return the files of each format, by their names; the first format that matches has a file."""
     claimed: dict[str, list[str]] = {}
     for name in names:
         for format, row in FOREIGN.items():

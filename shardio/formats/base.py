@@ -36,7 +36,7 @@ class Opening:
     """A request to open a shard: all that is needed besides its entry in the manifest."""
 
     storage: Location  # where the shards are
-    index: Location  # where manifest and sidecars are: the same, but for data indexed elsewhere
+    index_location: Location  # of manifest and sidecars; another one if indexed with --out
     dataset_id: bytes
     schema: Schema
     options: Mapping[str, Any]  # of the manifest: how the dataset was packed or indexed

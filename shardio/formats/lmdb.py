@@ -58,7 +58,8 @@ _NODE = struct.Struct("<IHH4s")  # with the key
 _BIG = struct.Struct("<IHH4sQ")  # with the key and the run's page
 _KEY = struct.Struct(">I")
 _ROOM = PAGE - PAGE_HEAD.size  # for nodes and their places, 2 bytes each
-_MOST = _ROOM // 2 // 2 * 2 - 2 - _NODE.size  # bytes of a value in a leaf: two nodes fit, at least
+# Bytes of the longest value in a leaf: at least two nodes fit.
+_MAX_IN_LEAF = _ROOM // 2 // 2 * 2 - 2 - _NODE.size
 _FANOUT = 291  # children of a branch page: 10 + 290 * 14 bytes
 
 _MAGIC = 0xBEEFC0DE
@@ -92,7 +93,7 @@ class Places(NamedTuple):
 
 def places(sizes: Column) -> Places:
     """Return where values of these sizes lie. sizes: (N,) int64, N > 0."""
-    big = sizes > _MOST
+    big = sizes > _MAX_IN_LEAF
     nodes = np.where(big, _BIG.size, (_NODE.size + sizes + 1) & ~1)
     runs = np.where(big, (PAGE_HEAD.size - 1 + sizes) // PAGE + 1, 0)
     rooms = np.cumsum(nodes + 2)
@@ -236,7 +237,7 @@ class LmdbEncoder(RecordEncoder):
     def _add(self, key: int, *value: bytes) -> tuple[bytes, ...]:
         """Add a value; return what goes into the file now."""
         size = sum(map(len, value))
-        big = size > _MOST
+        big = size > _MAX_IN_LEAF
         length = _BIG.size if big else (_NODE.size + size + 1) & ~1
         pieces: tuple[bytes, ...] = ()
         if length + 2 > self._room or (big and self._mixed):

@@ -152,7 +152,7 @@ class Manifest:
             _json([s.name, s.records, s.size, s.sha256.hex(), f"{s.index_checksum:016x}"])
             for s in map(self.shard, range(self.shards))
         )
-        return _seal(head, _SHARDS.decode() + rows + ("\n" if rows else "") + "],\n")
+        return _with_digest(head, _SHARDS.decode() + rows + ("\n" if rows else "") + "],\n")
 
 
 def make(shards: Sequence[ShardInfo], library: str = __version__, **values: Any) -> Manifest:
@@ -196,7 +196,7 @@ def load_if_packed(storage: Location) -> Manifest | None:
 def parse(data: bytes, where: str) -> Manifest:
     """Read the bytes of manifest.json. Raises DamageError, VersionError."""
     where = printable(where, 4096)
-    _check_seal(data, where)
+    _check_digest(data, where)
     try:
         return _parse(data, where)
     except (LookupError, TypeError, ValueError, RecursionError, OverflowError) as error:
@@ -214,7 +214,7 @@ def load_splits(storage: Location) -> list[str] | None:
     except FileNotFoundError:
         return None
     where = path_in(storage, SPLITS)
-    _check_seal(data, where)
+    _check_digest(data, where)
     with contextlib.suppress(KeyError, TypeError, ValueError, RecursionError):
         splits = json.loads(data)["splits"]
         if are_names(splits):
@@ -226,7 +226,7 @@ def dump_splits(
     splits: Sequence[str], classes: Sequence[str] | None, library: str = __version__
 ) -> bytes:
     """Return the bytes of shardio.json. library: version of shardio that packs."""
-    return _seal(
+    return _with_digest(
         {
             "format": "shardio-splits",
             "version": VERSION,
@@ -401,14 +401,14 @@ def _unfinished(folder: str) -> str:
     )
 
 
-def _seal(head: Mapping[str, Any], more: str = "") -> bytes:
+def _with_digest(head: Mapping[str, Any], more: str = "") -> bytes:
     """Return a file of these header fields, a line each, and more; its SHA-256 is the last one."""
     lines = "".join(f"{_json(name)}: {_json(value)},\n" for name, value in head.items())
     body = f"{{\n{lines}{more}".encode("ascii")
     return body + f'"sha256": "{hashlib.sha256(body).hexdigest()}"\n}}\n'.encode()
 
 
-def _check_seal(data: bytes, where: str) -> None:
+def _check_digest(data: bytes, where: str) -> None:
     """Compare the SHA-256 of a file with the one it states. Raises DamageError, VersionError."""
     digest = _DIGEST.search(data, max(0, len(data) - 128))
     if digest is None:

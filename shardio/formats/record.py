@@ -140,16 +140,16 @@ class RecordEncoder:
             )
         if self.records == MAX_RECORDS:
             raise SampleError(f"a shard holds at most {MAX_RECORDS:,} records")
-        sealed = b"".join((_LENGTHS.pack(length, len(head)), head, *blobs))
+        hashed = b"".join((_LENGTHS.pack(length, len(head)), head, *blobs))
         self._lengths.append(length)
         self._hashes.append(_checksum(values[0]) & 0xFFFFFFFF)
         for i, column in self._columns:
             column.append(values[i])
-        checksum = _U64.pack(_checksum(sealed, self._seed + self.records))
+        checksum = _U64.pack(_checksum(hashed, self._seed + self.records))
         self.records += 1
         self.blob_bytes += length - len(head)
         self._size += 16 + length
-        return checksum, sealed
+        return checksum, hashed
 
     def finish(self) -> bytes:
         """Return the last bytes of the file: the index and the trailer."""
@@ -159,9 +159,9 @@ class RecordEncoder:
         lengths, hashes = (np.array(of, "<u4").tobytes() for of in (self._lengths, self._hashes))
         index = b"".join((_U32.pack(len(text)), text, lengths, hashes, data))
         places = self._size, len(index), self.records, self.number
-        sealed = index + _TRAILER.pack(*places, VERSION, XXH3_64, 0, self.dataset_id)
-        self.index_checksum = int(_checksum(sealed))
-        return sealed + _END.pack(self.index_checksum, END_MAGIC)
+        hashed = index + _TRAILER.pack(*places, VERSION, XXH3_64, 0, self.dataset_id)
+        self.index_checksum = int(_checksum(hashed))
+        return hashed + _END.pack(self.index_checksum, END_MAGIC)
 
 
 class RecordShard:
@@ -317,9 +317,9 @@ class RecordShard:
         """
         checksum, length, head = FRAME.unpack_from(held)
         # A view of few bytes costs more than their copy.
-        sealed = held[8:] if len(held) < _FEW else memoryview(held)[8:]
+        hashed = held[8:] if len(held) < _FEW else memoryview(held)[8:]
         if (
-            _checksum(sealed, self._seed + record) != checksum
+            _checksum(hashed, self._seed + record) != checksum
             or length != len(held) - 16
             or head > length
             or head > MAX_HEAD

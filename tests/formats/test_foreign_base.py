@@ -16,7 +16,7 @@ from support.lmdb_writer import write
 
 from shardio import ShardDataset
 from shardio.dataset import sequence as sequences
-from shardio.formats.foreign.base import Sweep
+from shardio.formats.foreign.base import HashingFile
 from shardio.names import KEY
 from shardio.packing.index import index
 from shardio.storage import local
@@ -94,15 +94,15 @@ def test_a_file_is_hashed_whole_however_it_is_read(reads: list[tuple[int, int]],
             return data[start : start + length]
 
     file = File()
-    sweep = Sweep(file)  # type: ignore[arg-type]
+    hashing = HashingFile(file)  # type: ignore[arg-type]
     for start, length in reads:
         length = min(length, len(data) - start)
-        assert sweep.read(start, length) == data[start : start + length]
-    assert sweep.sha256() == hashlib.sha256(data).digest()
+        assert hashing.read(start, length) == data[start : start + length]
+    assert hashing.sha256() == hashlib.sha256(data).digest()
     if step:  # from front to back: each byte once, or nearly so
         file.taken = 0
-        sweep = Sweep(file)  # type: ignore[arg-type]
+        hashing = HashingFile(file)  # type: ignore[arg-type]
         for start in range(0, len(data) - step, step):
-            assert sweep.read(start, step) == data[start : start + step]
-        assert sweep.sha256() == sweep.sha256() == hashlib.sha256(data).digest()
+            assert hashing.read(start, step) == data[start : start + step]
+        assert hashing.sha256() == hashing.sha256() == hashlib.sha256(data).digest()
         assert file.taken < 1.1 * len(data)

@@ -423,7 +423,7 @@ class TestImageFolderConformance(FormatConformance):
 
     def open(self, path: Path) -> Shard:
         data, index_ = locate(self.folder / "data"), locate(self.folder)
-        made = replace(opening(self.folder, self.FIELDS), storage=data, index=index_)
+        made = replace(opening(self.folder, self.FIELDS), storage=data, index_location=index_)
         return formats.open_shard("imagefolder", made, self.info)
 
     def test_sizes_are_what_records_cost_to_read(self, shard: Shard, path: Path) -> None:

@@ -54,7 +54,7 @@ _MAX_JSON = 16 << 20
 class ArrowFile(GroupedFile):
     """An Arrow IPC file, its schema read; record batches are decoded on demand."""
 
-    called = "record batch"
+    group_name = "record batch"
     saves = "save_to_disk"
 
     def _open(self, storage: Location, name: str, extra: bytes) -> None:

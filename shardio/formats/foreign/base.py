@@ -56,7 +56,7 @@ _BLOCK = 120 << 10  # bytes that are read at once, as of record shards: malloc m
 _GAP = 64 << 10  # bytes between records that are read rather than sought over
 _CHUNK = 4096  # records whose places are looked up at once
 _SMALL = 16 << 10  # bytes of a read, and between two, up to which a block is read instead
-_KEPT = 4 << 20  # bytes of a read that are kept, as smaller reads of them often follow
+_KEPT_BYTES = 4 << 20  # bytes of a read that are kept, as smaller reads of them often follow
 _ALIGNED = 4096
 
 Values = dict[str, Any]
@@ -66,7 +66,7 @@ Walked = tuple[int, int, bytes, Values]  # offset, length, bytes and values of a
 class WrappedFile:
     """A file of storage, and what is known of it besides: a base class."""
 
-    def __init__(self, file: File | Sweep) -> None:
+    def __init__(self, file: File | HashingFile) -> None:
         self._file = file
         self.name: str = file.name
         self.size: int = file.size
@@ -113,7 +113,7 @@ class ForeignFile(WrappedFile):
         sweep: bool = False,
     ) -> None:
         file = storage.sweep(name) if sweep else storage.open(name)
-        super().__init__(Sweep(file, hashed=storage.remote) if sweep else file)
+        super().__init__(HashingFile(file, hashed=storage.remote) if sweep else file)
         self.read: Callable[[int, int], bytes] = self._file.read
         try:
             if size not in (-1, file.size):
@@ -205,7 +205,7 @@ def check_next(storage: Location, names: Sequence[str], name: str, where: str) -
         raise SourceError(f"{where}: it lists {printable(after)}, which is not there. Copy it, too")
 
 
-class Sweep(WrappedFile):
+class HashingFile(WrappedFile):
     """A file that is hashed by the reads that come anyway, so that its bytes are read once.
 
     Small reads near each other are slices of blocks: 0.2 us each instead of 1.
@@ -214,7 +214,7 @@ class Sweep(WrappedFile):
     def __init__(self, file: File, *, hashed: bool = False) -> None:
         """hashed: the file hashes itself as it is read."""
         super().__init__(file)
-        self._seal = None if hashed else hashlib.sha256()
+        self._digest = None if hashed else hashlib.sha256()
         self._hashed = 0  # bytes from the beginning that were
         self._block, self._base = b"", 0  # what was read last, and from where
         self._end, self._length = 0, 0  # of the last read that was no slice
@@ -230,29 +230,29 @@ class Sweep(WrappedFile):
             size = max(min(_BLOCK, self.size - begin), start + length - begin)
         data = self._file.read(begin, size)
         self._end, self._length = start + length, length
-        if size <= _KEPT:
+        if size <= _KEPT_BYTES:
             self._block, self._base = data, begin
         if begin <= self._hashed + _GAP:
             self._hash(begin, data)
         return data if size == length else data[start - begin : start - begin + length]
 
     def _hash(self, start: int, data: bytes) -> None:
-        if self._seal is None:
+        if self._digest is None:
             return
         if start > self._hashed:  # what lies between two records
-            self._seal.update(self._file.read(self._hashed, start - self._hashed))
+            self._digest.update(self._file.read(self._hashed, start - self._hashed))
             self._hashed = start
         if start + len(data) > self._hashed:
-            self._seal.update(memoryview(data)[self._hashed - start :])
+            self._digest.update(memoryview(data)[self._hashed - start :])
             self._hashed = start + len(data)
 
     def sha256(self) -> bytes:
         """Return the SHA-256 of the file, 32 bytes."""
-        if self._seal is None:
+        if self._digest is None:
             return self._file.sha256()
         while (left := self.size - self._hashed) > 0:
-            self._hash(self._hashed, self._file.read(self._hashed, min(_KEPT, left)))
-        return self._seal.digest()
+            self._hash(self._hashed, self._file.read(self._hashed, min(_KEPT_BYTES, left)))
+        return self._digest.digest()
 
 
 # --- the index ------------------------------------------------------------------------------------
@@ -309,8 +309,8 @@ def sidecar_checksum(data: bytes) -> int | None:
     """Return the checksum of an index, which is in its name; None where the bytes have another."""
     if len(data) < _HEADER.size + 8:
         return None
-    (sealed,) = _U64.unpack_from(data, len(data) - 8)
-    return int(sealed) if sealed == checksum(memoryview(data)[:-8]) else None
+    (stated,) = _U64.unpack_from(data, len(data) - 8)
+    return int(stated) if stated == checksum(memoryview(data)[:-8]) else None
 
 
 def load(storage: Location, info: ShardInfo, dataset_id: bytes) -> Sidecar:
@@ -332,14 +332,14 @@ def load(storage: Location, info: ShardInfo, dataset_id: bytes) -> Sidecar:
             f"{where}: version {version}, checksum kind {kind}; this shardio reads up to version "
             f"{VERSION} and knows kind {XXH3_64}"
         )
-    (sealed,) = _U64.unpack_from(data, len(data) - 8)
+    (stated,) = _U64.unpack_from(data, len(data) - 8)
     found = checksum(memoryview(data)[:-8])
-    if found != sealed or zero:
+    if found != stated or zero:
         raise DamageError(
-            f"{where}: its checksum is {found:#018x}, expected {sealed:#018x}; {advice}"
+            f"{where}: its checksum is {found:#018x}, expected {stated:#018x}; {advice}"
         )
     expected = (info.index_checksum, info.number, dataset_id, info.records)
-    if (sealed, number, found_id, records) != expected:
+    if (stated, number, found_id, records) != expected:
         raise DamageError(f"{where}: it is not the index that the manifest names; {advice}")
     try:
         return _parse(memoryview(data)[: len(data) - 8], records, length)
@@ -498,7 +498,7 @@ def _compile(fields: tuple[Field, ...]) -> Callable[[Values, str, int], Sample]:
     for i, (name, source, convert) in enumerate(fields):
         scope |= {f"n{i}": name, f"s{i}": source, f"c{i}": convert}
         text.append(f"        v{i} = get(s{i})")
-        plain = _PLAIN.get(convert)
+        plain = _PLAIN_TYPES.get(convert)
         if plain is not None:
             text += [f"        if type(v{i}) is not {plain} and v{i} is not None:"]
             text += [f"            source = s{i}", f"            v{i} = c{i}(v{i})"]
@@ -512,7 +512,7 @@ def _compile(fields: tuple[Field, ...]) -> Callable[[Values, str, int], Sample]:
 
 
 # The type of values that need no converting; of those that are given as they are, none.
-_PLAIN = {
+_PLAIN_TYPES = {
     CONVERT["image"]: "bytes",
     CONVERT["int"]: "int",
     CONVERT["float"]: "float",
@@ -529,7 +529,7 @@ class ForeignShard:
     """One shard of a foreign format, open. See formats.base.Shard."""
 
     def __init__(self, kind: type[ForeignFile], opening: Opening, info: ShardInfo) -> None:
-        self._index = load(opening.index, info, opening.dataset_id)
+        self._index = load(opening.index_location, info, opening.dataset_id)
         try:
             self._file = kind(opening.storage, info.name, self._index.extra, size=info.size)
         except ShardioError:

@@ -33,9 +33,8 @@ from ..base import Column, Opening, ShardInfo
 from ..sample import pack, unpack
 from .base import ForeignFile, ForeignShard, Values, Walked, other_size
 
-# By URL: files that are asked for and not read yet, at most; bytes that a reader in order asks for
-# ahead.
-_EXPECTED, _AHEAD = 1024, 16 << 20
+_MAX_REQUESTED_FILES = 1024  # by URL: asked for, and not read yet
+_READ_AHEAD_BYTES = 16 << 20  # by URL: what a reader in order asks for ahead
 # Of a path that would lead out of the folder: a part that is empty, or `.`, or `..`.
 _OUTSIDE = re.compile(rb"(?:\A|[/\0])\.{0,2}(?:[/\0]|\Z)")
 
@@ -129,7 +128,7 @@ class ImageRun(ForeignFile):
                 f"of {self.size:,}; index the folder anew"
             )
         if self._storage.remote:  # each file is a request: they run at once
-            self.will_need(start, length + _AHEAD * (start == self._end))
+            self.will_need(start, length + _READ_AHEAD_BYTES * (start == self._end))
             self._end = start + length
         record = int(np.searchsorted(self.starts, start, side="right")) - 1
         while length > 0:
@@ -159,7 +158,7 @@ class ImageRun(ForeignFile):
         last = int(np.searchsorted(self.starts, start + length, side="left"))
         for record in range(max(first, 0), min(last, len(self.starts) - 1)):
             if self._storage.remote:
-                if len(self._expected) >= _EXPECTED:
+                if len(self._expected) >= _MAX_REQUESTED_FILES:
                     return
                 if record not in self._expected:
                     file = self.open(record)

@@ -15,7 +15,7 @@ from .base import ForeignFile
 # at least not be smaller than a thousandth when compressed.
 FREE = 256 << 20
 RATIO = 1_000
-_GIVEN = 4 << 10  # bytes of a stream that are inflated at a time: to 128 MiB, at worst
+_INPUT_BYTES = 4 << 10  # bytes of a stream that are inflated at a time: to 128 MiB, at worst
 
 
 class InflatedFile(ForeignFile):
@@ -100,7 +100,7 @@ def unzstd_pieces(file: BinaryIO, name: str) -> Iterator[bytes]:
 
     frame, given = None, b""
     try:
-        while given := given or file.read(_GIVEN):
+        while given := given or file.read(_INPUT_BYTES):
             frame = frame or zstandard.ZstdDecompressor().decompressobj()
             if data := frame.decompress(given):
                 yield data

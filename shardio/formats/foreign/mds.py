@@ -387,7 +387,7 @@ def _decoder(columns: Columns) -> Callable[[bytes], Values]:
     head = struct.Struct(f"<{columns.sizes.count(None)}I")
     least, variable = columns.least, head.size
     unpack = head.unpack_from
-    plan = tuple(zip(columns.names, columns.sizes, columns.converts, strict=True))
+    layout = tuple(zip(columns.names, columns.sizes, columns.converts, strict=True))
 
     def decode(data: bytes) -> Values:
         given = len(data)
@@ -401,7 +401,7 @@ def _decoder(columns: Columns) -> Callable[[bytes], Values]:
         values = {}
         name = ""
         try:
-            for name, size, convert in plan:
+            for name, size, convert in layout:
                 stop = start + (next(left) if size is None else size)
                 values[name] = convert(data[start:stop])
                 start = stop

@@ -88,7 +88,7 @@ class GroupedFile(ForeignFile):
     """
 
     ranges = False
-    called: ClassVar[str] = "row group"  # what the format calls a group
+    group_name: ClassVar[str] = "row group"  # what the format calls a group
     saves: ClassVar[str]  # the method of a Hugging Face dataset that writes the format
     arrow: Any  # the package
     starts: list[int]  # of groups; all rows
@@ -343,7 +343,7 @@ class GroupedShard(ForeignShard):
 
     def _where(self, record: int) -> str:
         group = self._file.group_of(record)
-        where = f"{self._file.called} {group} at byte {self.offset(record)}"
+        where = f"{self._file.group_name} {group} at byte {self.offset(record)}"
         return f"{self.name}: record {record}, in {where}"
 
 

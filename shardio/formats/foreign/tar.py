@@ -52,7 +52,7 @@ class Unusable(ValueError):
     """A file that is intact, but has what cannot be read in place."""
 
 
-class Said(NamedTuple):
+class ExtendedHeader(NamedTuple):
     """What the headers before a member say of it."""
 
     name: bytes = b""
@@ -60,7 +60,7 @@ class Said(NamedTuple):
     link: bytes = b""  # what it leads to
 
 
-_NOTHING_SAID = Said()
+_NO_EXTENDED = ExtendedHeader()
 # What is to be done with a member that is no file, by its name, kind, byte, size as stated, and
 # where it leads if it is a link: returns the bytes of its data. Raises ValueError, Unusable.
 Other = Callable[[bytes, bytes, int, int, bytes], int]
@@ -72,7 +72,7 @@ class Alike:
     Each is one tuple, so that threads may share them. Those that values() knows were not checked.
     """
 
-    __slots__ = ("tail", "twins")
+    __slots__ = ("tail", "time_headers")
 
     def __init__(self) -> None:
         # Bytes 156 to 512 (type, owner, prefix) are often those of the header before: they, their
@@ -80,9 +80,9 @@ class Alike:
         self.tail = _NO_TAIL, zlib.adler32(_NO_TAIL), b"\0", b""
         # The pax header for the time of a member, as Python writes it, is one of three, by the
         # digits of the time: the headers, and the beginning of all that they hold, "28 mtime=".
-        self.twins: tuple[bytes, ...] = ()
+        self.time_headers: tuple[bytes, ...] = ()
 
-    def take_tail(self, tail: bytes) -> tuple[bytes, int, bytes, bytes]:
+    def keep_tail(self, tail: bytes) -> tuple[bytes, int, bytes, bytes]:
         """Remember another tail; return it with its Adler-32, type and prefix."""
         prefix = b""
         if tail[189] and tail[101:107] == b"ustar\0":
@@ -90,12 +90,12 @@ class Alike:
         self.tail = tail, zlib.adler32(tail), tail[:1], prefix
         return self.tail
 
-    def take_twin(self, header: bytes, data: bytes) -> tuple[bytes, ...]:
+    def keep_time_header(self, header: bytes, data: bytes) -> tuple[bytes, ...]:
         """Remember the header of a member's time, if this is one; return all of them."""
         time = b"%d mtime=" % len(data)
         if header[156] == PAX and data.startswith(time) and len(data) < 64:
-            self.twins = (header + time, *self.twins[:3])
-        return self.twins
+            self.time_headers = (header + time, *self.time_headers[:3])
+        return self.time_headers
 
 
 class Blocks:
@@ -205,21 +205,21 @@ def walk_files(
     unpack, adler = _HEADER.unpack_from, zlib.adler32
     base = at
     begin = size  # byte of the first header that belongs to the member to come; `size`: none yet
-    said = _NOTHING_SAID  # of that member
+    extended = _NO_EXTENDED  # of that member
     tail, tail_sum, kind, prefix = alike.tail
-    twins = alike.twins
+    time_headers = alike.time_headers
     while at < size:
         i = at - base
         if i + BLOCK > len(block):
             block, base, i = _fetch_header(fetch, at, size), at, 0
-        if block.startswith(twins, i):
+        if block.startswith(time_headers, i):
             if begin == size:
                 begin = at
             at += 2 * BLOCK
             continue
         name, digits, after, seal = unpack(block, i)
         if not block.startswith(tail, i + 156):
-            tail, tail_sum, kind, prefix = alike.take_tail(block[i + 156 : i + BLOCK])
+            tail, tail_sum, kind, prefix = alike.keep_tail(block[i + 156 : i + BLOCK])
         try:
             length = int(digits, 8)
             # The low half of Adler-32 is 1 + the sum of the bytes, modulo 65,521 (no header of
@@ -245,23 +245,23 @@ def walk_files(
             data = block[start - base : start - base + length]
             if kind != b"g":
                 begin = min(begin, at)
-            twins = alike.take_twin(header, data)
-            said = _said(kind, data, at, said)
+            time_headers = alike.keep_time_header(header, data)
+            extended = _extended(kind, data, at, extended)
             at = end
             continue
-        name = said.name or prefix + name.partition(b"\0")[0]
+        name = extended.name or prefix + name.partition(b"\0")[0]
         data_bytes = length
         if kind not in _FILES:
-            link = said.link or block[i + 157 : i + 257].partition(b"\0")[0]
+            link = extended.link or block[i + 157 : i + 257].partition(b"\0")[0]
             data_bytes = other(name, kind, at, length, link)
-        elif said.size >= 0:
-            data_bytes = length = said.size
+        elif extended.size >= 0:
+            data_bytes = length = extended.size
         end = start + (data_bytes + 511 & -512)
         if end > size:
             raise ValueError(_cut(at, length, size))
         if kind in _FILES:
             yield name, at if begin == size else begin, start, start + data_bytes, end
-        at, begin, said = end, size, _NOTHING_SAID
+        at, begin, extended = end, size, _NO_EXTENDED
     if begin < size:
         raise ValueError(f"byte {begin}: a header without its member; the file was cut short")
 
@@ -288,22 +288,22 @@ def _odd_length(header: bytes, at: int, check: bool) -> int:
     return _number(header[124:136], at)
 
 
-def _said(kind: bytes, data: bytes, at: int, said: Said) -> Said:
+def _extended(kind: bytes, data: bytes, at: int, extended: ExtendedHeader) -> ExtendedHeader:
     """Return what is said of the next member, by an extension header and those before it."""
-    found = _NOTHING_SAID
+    found = _NO_EXTENDED
     if kind in b"LK":
         text = data.partition(b"\0")[0]
-        found = Said(name=text) if kind == b"L" else Said(link=text)
+        found = ExtendedHeader(name=text) if kind == b"L" else ExtendedHeader(link=text)
     elif b"path=" in data or b"size=" in data or b"GNU.sparse" in data:
         found = _pax(data, at, everywhere=kind == b"g")
-    return Said(
-        said.name or found.name,
-        said.size if said.size >= 0 else found.size,
-        said.link or found.link,
+    return ExtendedHeader(
+        extended.name or found.name,
+        extended.size if extended.size >= 0 else found.size,
+        extended.link or found.link,
     )
 
 
-def _pax(data: bytes, at: int, *, everywhere: bool) -> Said:
+def _pax(data: bytes, at: int, *, everywhere: bool) -> ExtendedHeader:
     """Return what a pax header says of the member that follows."""
     name, size, link, i = b"", -1, b"", 0
     while i < len(data) and data[i]:
@@ -326,7 +326,7 @@ def _pax(data: bytes, at: int, *, everywhere: bool) -> Said:
                 raise ValueError(f"byte {at}: its pax header states no size, but {value[:20]!r}")
             size = int(value)
         i = end
-    return Said(name, size, link)
+    return ExtendedHeader(name, size, link)
 
 
 def sparse(at: int) -> Unusable:
