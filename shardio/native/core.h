@@ -42,13 +42,13 @@ typedef struct {
 } core_value;
 
 /* The bytes of a record's head; -1 when the record is not whole: frame or checksum are wrong. */
-int64_t core_head(const uint8_t *record, size_t size, uint64_t seed);
+int64_t core_verify(const uint8_t *record, size_t size, uint64_t seed);
 
 /* Read the record of `size` bytes at byte `at` of a file; 0 when it is not there, or not whole. */
 int core_record(int file, int64_t at, uint8_t *out, size_t size, uint64_t seed);
 
 /* Where a record lies and its bytes; 0 when the offsets cannot be right. */
-int core_place(const core_shard *shard, int64_t record, int64_t *at, size_t *size);
+int core_locate(const core_shard *shard, int64_t record, int64_t *at, size_t *size);
 
 /* Of each record, what follows `begin` in its one blob, `row` bytes, to its row of the `all` of
  * `out`; how many were right before one was not. */
@@ -63,7 +63,7 @@ int64_t core_read(const core_shard *shard, const int64_t *records, int64_t count
 
 /* Copy the record of `size` bytes; 0 when it is not whole. In place of its checksum, the copy has the
  * seed of it: which record it is. */
-int core_take(const uint8_t *record, size_t size, uint64_t seed, uint8_t *out);
+int core_copy_verified(const uint8_t *record, size_t size, uint64_t seed, uint8_t *out);
 
 /* The values of a record, one a field; 0 when they are not plainly what `kinds` say. */
 int core_values(const uint8_t *record, size_t size, const char *kinds, size_t fields,
@@ -73,7 +73,7 @@ int core_values(const uint8_t *record, size_t size, const char *kinds, size_t fi
 typedef struct {
     int64_t number, first; /* of the shard; of its first record */
     core_shard shard;
-} core_source;
+} core_shard_slot;
 
 typedef struct {
     const uint8_t *text;
@@ -81,13 +81,13 @@ typedef struct {
 } core_text;
 
 typedef struct {
-    const core_source *sources; /* by number, ascending */
+    const core_shard_slot *sources; /* by number, ascending */
     size_t count;
     const int64_t *shards, *numbers; /* of each row its shard, and the number of its record */
     int64_t rows;
     const char *kinds;    /* of the fields of a record */
     size_t fields, blob;  /* how many, and which one is the image */
-    const core_text *held; /* of each row its record, by core_take; NULL: they are in files */
+    const core_text *held; /* of each row its record, by core_copy_verified; NULL: they are in files */
     void *const *columns; /* of each where its values go, 8 bytes a row, of a bool 1; NULL: nowhere */
 } core_rows;
 
@@ -99,7 +99,7 @@ typedef struct {
 } core_keys;
 
 /* The bytes that the images of these rows take at the most; 0: a row is of no shard that is there. */
-int core_room(const core_rows *rows, size_t *room);
+int core_max_bytes(const core_rows *rows, size_t *room);
 
 /* The images of rows to `out`, one behind the other, and where each begins to `offsets`, which has
  * one more than there are rows: the end. keys: NULL: nobody wants them. How many were right before
@@ -142,15 +142,15 @@ typedef struct {
     int width, height;
     uint8_t *out;
     ptrdiff_t down, right; /* bytes from a row, a pixel to the next */
-} core_part;
+} core_crop_spec;
 
 /* False when it is not a whole, flawless JPEG of 8 bits, grey or of three colours: `out` is as it
  * was then. */
-bool core_crop(const uint8_t *data, size_t size, const core_part *part);
+bool core_crop(const uint8_t *data, size_t size, const core_crop_spec *part);
 
 /* The same of many, and in `done` of each whether it is made; false: no memory, and none is. */
 bool core_crop_many(const uint8_t *const *data, const size_t *sizes, size_t count,
-                    const core_part *parts, uint8_t *done);
+                    const core_crop_spec *parts, uint8_t *done);
 
 /* JPEGs of just width x height to `out`, one after the other; how many before one was not. */
 size_t core_decode_many(const uint8_t *const *data, const size_t *sizes, size_t count,
@@ -165,19 +165,19 @@ typedef struct {
     int *first, *count;
     int16_t *weights;
     int16_t *fine; /* the same of 22 bits in two parts: of each four the high ones, then the low */
-} core_plan;
+} core_filter;
 
 /* The pixels begin ... end of `size`, as `result` ones; false: no memory. */
-bool core_plan_make(core_plan *plan, int size, float begin, float end, int result, char filter);
-void core_plan_free(core_plan *plan);
+bool core_filter_make(core_filter *plan, int size, float begin, float end, int result, char filter);
+void core_filter_free(core_filter *plan);
 
 /* Four rows of RGBX pixels, the first of them pixel `shift`, resized along the row: to RGB. Reads
  * up to `taps` pixels beyond their end, writes one byte. */
-void core_across(const core_plan *plan, int shift, const uint8_t *const row[4],
+void core_across(const core_filter *plan, int shift, const uint8_t *const row[4],
                  uint8_t *const out[4]);
 
 /* New row i of rows that begin with the first that it needs. Both have room for 31 bytes more. */
-void core_down(const core_plan *plan, int i, const uint8_t *rows, size_t stride, uint8_t *out,
+void core_down(const core_filter *plan, int i, const uint8_t *rows, size_t stride, uint8_t *out,
                size_t bytes);
 
 #endif

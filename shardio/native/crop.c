@@ -20,7 +20,7 @@ struct span {
 };
 
 /* The rows or columns that a plan needs, with the margin, of a picture of `limit` pixels. */
-static struct span needed(const core_plan *plan, int scale, unsigned limit)
+static struct span needed(const core_filter *plan, int scale, unsigned limit)
 {
     unsigned begin = (unsigned)plan->first[0] * (unsigned)scale, margin = MARGIN * (unsigned)scale;
     unsigned end = (unsigned)(plan->first[plan->size - 1] + plan->count[plan->size - 1]);
@@ -104,8 +104,8 @@ static uint8_t *cut(const uint8_t *data, size_t size, const core_jpeg *jpeg, str
 struct cropping {
     struct failure failure;
     struct jpeg_decompress_struct in;
-    const core_part *part;
-    core_plan across, down;
+    const core_crop_spec *part;
+    core_filter across, down;
     struct span x, y; /* what the JPEG shows of the whole */
     struct jpeg_progress_mgr progress;
     struct entropy entropy;
@@ -184,7 +184,7 @@ static void crop(void *cropping)
 
 static void paint(struct cropping *job, uint8_t *line)
 {
-    const core_part *part = job->part;
+    const core_crop_spec *part = job->part;
     size_t bytes = (size_t)part->width * 3;
     for (int i = 0; i < part->height; i++) {
         uint8_t *out = part->out + i * part->down;
@@ -199,7 +199,8 @@ static void paint(struct cropping *job, uint8_t *line)
     }
 }
 
-static bool crop_one(struct cropping *job, const uint8_t *data, size_t size, const core_part *part)
+static bool crop_one(struct cropping *job, const uint8_t *data, size_t size,
+                     const core_crop_spec *part)
 {
     core_jpeg jpeg;
     if (!known(data, size, &jpeg) || (uint64_t)jpeg.width * jpeg.height > part->max_pixels ||
@@ -216,8 +217,8 @@ static bool crop_one(struct cropping *job, const uint8_t *data, size_t size, con
     bool done = false;
     job->part = part;
     job->own = jpeg.whole && !(jpeg.wanted & ~jpeg.tables);
-    if (core_plan_make(&job->across, width, box[0], box[2], part->width, part->filter) &&
-        core_plan_make(&job->down, height, box[1], box[3], part->height, part->filter)) {
+    if (core_filter_make(&job->across, width, box[0], box[2], part->width, part->filter) &&
+        core_filter_make(&job->down, height, box[1], box[3], part->height, part->filter)) {
         job->x = needed(&job->across, scale, jpeg.width);
         job->y = needed(&job->down, scale, jpeg.height);
         job->made = cut(data, size, &jpeg, &job->x, &job->y, &job->size);
@@ -241,13 +242,13 @@ static bool crop_one(struct cropping *job, const uint8_t *data, size_t size, con
     free(job->lines);
     free(job->made);
     job->rows = job->lines = job->made = NULL;
-    core_plan_free(&job->across);
-    core_plan_free(&job->down);
+    core_filter_free(&job->across);
+    core_filter_free(&job->down);
     return done;
 }
 
 bool core_crop_many(const uint8_t *const *data, const size_t *sizes, size_t count,
-                    const core_part *parts, uint8_t *done)
+                    const core_crop_spec *parts, uint8_t *done)
 {
     struct cropping *job = calloc(1, sizeof *job);
     if (!job)
@@ -261,7 +262,7 @@ bool core_crop_many(const uint8_t *const *data, const size_t *sizes, size_t coun
     return true;
 }
 
-bool core_crop(const uint8_t *data, size_t size, const core_part *part)
+bool core_crop(const uint8_t *data, size_t size, const core_crop_spec *part)
 {
     uint8_t done = 0;
     return core_crop_many(&data, &size, 1, part, &done) && done;

@@ -73,7 +73,7 @@ static PyObject *blobs(PyObject *Py_UNUSED(self), PyObject *args)
     const int64_t *numbers = records.buf;
     size_t room = 0, size;
     shard.offsets = offsets.buf, shard.records = offsets.len / 8 - 1, shard.seed = seed;
-    for (int64_t i = 0; i < count && core_place(&shard, numbers[i], &at, &size); i++)
+    for (int64_t i = 0; i < count && core_locate(&shard, numbers[i], &at, &size); i++)
         room = size > SIZE_MAX / 2 - room ? SIZE_MAX / 2 : room + size;
     uint8_t *data = malloc(room + 1);
     core_range *ranges = malloc(((size_t)count + 1) * sizeof *ranges);
@@ -136,7 +136,8 @@ static PyObject *split(PyObject *Py_UNUSED(self), PyObject *args)
         Py_BEGIN_ALLOW_THREADS
         for (int64_t i = 0; i < count; i++) {
             uint8_t *copy = (uint8_t *)PyBytes_AS_STRING(copies[i]);
-            if (!records[i].size || !core_take(records[i].text, records[i].size, seed + (uint64_t)i, copy))
+            if (!records[i].size ||
+                !core_copy_verified(records[i].text, records[i].size, seed + (uint64_t)i, copy))
                 records[i].text = NULL;
         }
         Py_END_ALLOW_THREADS
@@ -177,10 +178,10 @@ static int column_of(PyObject *given, Py_buffer *array, Py_ssize_t size, int64_t
 }
 
 /* Take the shards of a list apart: how many; -1: an exception, and those before it are taken. */
-static Py_ssize_t sources_of(PyObject *list, core_source *sources, Py_buffer *held, Py_ssize_t *taken)
+static Py_ssize_t sources_of(PyObject *list, core_shard_slot *sources, Py_buffer *held, Py_ssize_t *taken)
 {
     for (Py_ssize_t count = PyList_GET_SIZE(list); *taken < count; ++*taken) {
-        core_source *one = sources + *taken;
+        core_shard_slot *one = sources + *taken;
         long long number, first;
         unsigned long long seed;
         PyObject *item = PyList_GET_ITEM(list, *taken);
@@ -223,7 +224,7 @@ static PyObject *join(PyObject *Py_UNUSED(self), PyObject *args)
     PyObject *records = waited == Py_None ? NULL : PySequence_Tuple(waited); /* nor this */
     core_text *ready = PyMem_New(core_text, which.len / 8 + 1);
     Py_ssize_t count = list ? PyList_GET_SIZE(list) : 0;
-    core_source *sources = PyMem_New(core_source, count + 1);
+    core_shard_slot *sources = PyMem_New(core_shard_slot, count + 1);
     Py_buffer *held = PyMem_New(Py_buffer, count + 1), *arrays = PyMem_New(Py_buffer, fields + 1);
     void **into = PyMem_New(void *, fields + 1);
     core_keys texts = {0};
@@ -260,7 +261,7 @@ static PyObject *join(PyObject *Py_UNUSED(self), PyObject *args)
     }
     if (sources_of(list, sources, held, &taken) < 0)
         goto end;
-    if ((records && !texts_of(records, ready)) || !core_room(&rows, &room)) {
+    if ((records && !texts_of(records, ready)) || !core_max_bytes(&rows, &room)) {
         found = PyLong_FromLong(0);
         goto end;
     }
@@ -405,7 +406,7 @@ static PyObject *samples(PyObject *Py_UNUSED(self), PyObject *args)
     for (int64_t stop; whole < count; whole++, begin = stop) {
         stop = bounds[whole];
         if (stop < begin || stop > block.len ||
-            core_head(data + begin, (size_t)(stop - begin), seed + (uint64_t)whole) < 0)
+            core_verify(data + begin, (size_t)(stop - begin), seed + (uint64_t)whole) < 0)
             break;
     }
     Py_END_ALLOW_THREADS
@@ -531,7 +532,7 @@ static int filter_named(PyObject *object, void *filter)
 static PyObject *crop(PyObject *Py_UNUSED(self), PyObject *args)
 {
     Py_buffer data, out;
-    core_part part = {0};
+    core_crop_spec part = {0};
     PyObject *object;
     unsigned long long max_pixels;
     if (!PyArg_ParseTuple(args, "y*(ffff)OO&iK:crop", &data, &part.box[0], &part.box[1],
@@ -700,13 +701,13 @@ static PyObject *crop_many(PyObject *Py_UNUSED(self), PyObject *args)
         PyErr_SetString(PyExc_ValueError, "crop_many: boxes, flips or out do not fit the blobs");
         goto out;
     }
-    core_part *parts = PyMem_New(core_part, count + 1);
+    core_crop_spec *parts = PyMem_New(core_crop_spec, count + 1);
     made = parts ? PyBytes_FromStringAndSize(NULL, count) : PyErr_NoMemory();
     if (made) {
         size_t line = (size_t)out.shape[2] * 3, row = line * (size_t)out.shape[1];
         for (Py_ssize_t i = 0; i < count; i++) {
             bool flip = ((const char *)flips.buf)[i] != 0;
-            core_part part = {.scale = 1, .filter = filter, .max_pixels = max_pixels,
+            core_crop_spec part = {.scale = 1, .filter = filter, .max_pixels = max_pixels,
                               .height = (int)out.shape[1], .width = (int)out.shape[2],
                               .down = (ptrdiff_t)line, .right = flip ? -3 : 3};
             part.out = (uint8_t *)out.buf + row * (size_t)i + (flip ? line - 3 : 0);

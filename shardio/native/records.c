@@ -95,7 +95,7 @@ static uint64_t little(const uint8_t *at, int bytes)
     return value;
 }
 
-int64_t core_head(const uint8_t *record, size_t size, uint64_t seed)
+int64_t core_verify(const uint8_t *record, size_t size, uint64_t seed)
 {
     if (!core_checks || size < FRAME)
         return -1;
@@ -106,10 +106,10 @@ int64_t core_head(const uint8_t *record, size_t size, uint64_t seed)
     return (int64_t)head;
 }
 
-int core_take(const uint8_t *record, size_t size, uint64_t seed, uint8_t *out)
+int core_copy_verified(const uint8_t *record, size_t size, uint64_t seed, uint8_t *out)
 {
     memcpy(out, record, size); /* first: what is hashed is in the CPU's cache then, and is ours */
-    if (core_head(out, size, seed) < 0)
+    if (core_verify(out, size, seed) < 0)
         return 0;
     for (int i = 0; i < 8; i++)
         out[i] = (uint8_t)(seed >> 8 * i);
@@ -137,10 +137,10 @@ int core_record(int file, int64_t at, uint8_t *out, size_t size, uint64_t seed)
     for (ssize_t got; done < size; done += (size_t)got)
         if ((got = pread(file, out + done, size - done, (off_t)(at + (int64_t)done))) <= 0)
             return 0; /* after a signal, too: Python, which reads it then, runs the handlers */
-    return core_head(out, size, seed) >= 0;
+    return core_verify(out, size, seed) >= 0;
 }
 
-int core_place(const core_shard *shard, int64_t record, int64_t *at, size_t *size)
+int core_locate(const core_shard *shard, int64_t record, int64_t *at, size_t *size)
 {
     if (record < 0 || record >= shard->records)
         return 0;
@@ -158,18 +158,18 @@ int64_t core_read(const core_shard *shard, const int64_t *records, int64_t count
     int64_t at, next, done = 0;
     for (; done < count; done++) {
         int64_t number = records[done];
-        if (!core_place(shard, number, &at, &size) || size > room - used)
+        if (!core_locate(shard, number, &at, &size) || size > room - used)
             break;
         if (used == filled) { /* it, and those that lie behind it and are wanted next */
             size_t run = size;
-            for (int64_t i = done + 1; i < count && core_place(shard, records[i], &next, &more) &&
+            for (int64_t i = done + 1; i < count && core_locate(shard, records[i], &next, &more) &&
                                        next == at + (int64_t)run && more <= room - used - run; i++)
                 run += more;
             filled += read_some(shard->file, out + used, run, at);
         }
         if (size > filled - used)
             break;
-        int64_t head = core_head(out + used, size, shard->seed + (uint64_t)number);
+        int64_t head = core_verify(out + used, size, shard->seed + (uint64_t)number);
         if (head < 0)
             break;
         blobs[done].start = used + FRAME + (size_t)head;
@@ -188,7 +188,7 @@ int64_t core_gather(const core_shard *shard, const int64_t *records, int64_t cou
     size_t room = BLOCK, most = FRAME + MAX_HEAD + begins + row, size;
     int64_t at, done = 0, got = 1;
     for (int64_t i = 0; i < count; i++)
-        if (core_place(shard, records[i], &at, &size) && size > room)
+        if (core_locate(shard, records[i], &at, &size) && size > room)
             room = size;
     if (room > most)
         room = most;
@@ -303,7 +303,7 @@ int core_values(const uint8_t *record, size_t size, const char *kinds, size_t fi
 static int find(const core_rows *rows, int64_t row, const core_shard **shard, int64_t *record,
                 int64_t *at, size_t *size)
 {
-    const core_source *source = NULL;
+    const core_shard_slot *source = NULL;
     size_t low = 0, high = rows->count;
     while (!source && low < high) {
         size_t middle = low + (high - low) / 2;
@@ -319,10 +319,10 @@ static int find(const core_rows *rows, int64_t row, const core_shard **shard, in
         return 0;
     *shard = &source->shard;
     *record = (int64_t)((uint64_t)rows->numbers[row] - (uint64_t)source->first);
-    return core_place(*shard, *record, at, size);
+    return core_locate(*shard, *record, at, size);
 }
 
-int core_room(const core_rows *rows, size_t *room)
+int core_max_bytes(const core_rows *rows, size_t *room)
 {
     const core_shard *shard;
     int64_t record, at;
@@ -443,7 +443,7 @@ int64_t core_join(const core_rows *rows, uint8_t *out, size_t room, int64_t *off
             if (begin == filled)
                 begin = 0, filled = read_run(rows, done, shard, at, size, block);
             data = block + begin;
-            if (size > filled - begin || core_head(data, size, seed) < 0)
+            if (size > filled - begin || core_verify(data, size, seed) < 0)
                 break;
             begin += size;
         }

@@ -63,9 +63,9 @@ enum { FINE = 22, SPLIT = 12 };
 
 /* Plans: which pixels of one axis make each new one, and how much each counts. ----------------- */
 
-bool core_plan_make(core_plan *plan, int size, float begin, float end, int result, char filter)
+bool core_filter_make(core_filter *plan, int size, float begin, float end, int result, char filter)
 {
-    *plan = (core_plan){.size = result};
+    *plan = (core_filter){.size = result};
     double scale = (double)(end - begin) / result, wide = scale < 1.0 ? 1.0 : scale;
     double support = reach(filter) * wide;
     plan->first = malloc((size_t)result * 2 * sizeof *plan->first);
@@ -99,7 +99,7 @@ bool core_plan_make(core_plan *plan, int size, float begin, float end, int resul
     /* Of a box that lies inside, the weights are below 2. */
     if (!weights || !plan->weights || !plan->fine || !(most > 0.0 && most < 2.0)) {
         free(weights);
-        core_plan_free(plan);
+        core_filter_free(plan);
         return false;
     }
     /* As many bits as let the largest weight fit into 16; 22, so that sums fit into 32. */
@@ -120,12 +120,12 @@ bool core_plan_make(core_plan *plan, int size, float begin, float end, int resul
     return true;
 }
 
-void core_plan_free(core_plan *plan)
+void core_filter_free(core_filter *plan)
 {
     free(plan->first);
     free(plan->weights);
     free(plan->fine);
-    *plan = (core_plan){0};
+    *plan = (core_filter){0};
 }
 
 /* Rows: four of RGBX at a time -> four of RGB. ------------------------------------------------- */
@@ -135,7 +135,7 @@ static uint8_t clip(int value)
     return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
 }
 
-static void across_plain(const core_plan *plan, int shift, const uint8_t *row, uint8_t *out)
+static void across_plain(const core_filter *plan, int shift, const uint8_t *row, uint8_t *out)
 {
     for (int i = 0; i < plan->size; i++, out += 3) {
         const uint8_t *in = row + 4 * (plan->first[i] - shift);
@@ -153,7 +153,7 @@ static void across_plain(const core_plan *plan, int shift, const uint8_t *row, u
     }
 }
 
-static void down_plain(const core_plan *plan, int i, const uint8_t *rows, size_t stride,
+static void down_plain(const core_filter *plan, int i, const uint8_t *rows, size_t stride,
                        uint8_t *out, size_t bytes)
 {
     const int16_t *weights = plan->weights + (size_t)i * (size_t)plan->taps;
@@ -171,7 +171,7 @@ static void down_plain(const core_plan *plan, int i, const uint8_t *rows, size_t
  * is a constant where it is called: an end of the loop that cannot be foretold costs more than
  * weights of 0. */
 __attribute__((target("avx2"), always_inline)) static inline void
-across_avx2(const core_plan *plan, int fours, int shift, const uint8_t *const row[4],
+across_avx2(const core_filter *plan, int fours, int shift, const uint8_t *const row[4],
             uint8_t *const out[4])
 {
     const __m256i first = _mm256_broadcastsi128_si256(
@@ -221,7 +221,7 @@ across_avx2(const core_plan *plan, int fours, int shift, const uint8_t *const ro
 }
 
 __attribute__((target("avx2"))) static void
-across_fast(const core_plan *plan, int shift, const uint8_t *const row[4], uint8_t *const out[4])
+across_fast(const core_filter *plan, int shift, const uint8_t *const row[4], uint8_t *const out[4])
 {
     if (plan->taps == 4)
         across_avx2(plan, 1, shift, row, out);
@@ -231,7 +231,7 @@ across_fast(const core_plan *plan, int shift, const uint8_t *const row[4], uint8
         across_avx2(plan, plan->taps / 4, shift, row, out);
 }
 
-__attribute__((target("avx2"))) static void down_avx2(const core_plan *plan, int i,
+__attribute__((target("avx2"))) static void down_avx2(const core_filter *plan, int i,
                                                       const uint8_t *rows, size_t stride,
                                                       uint8_t *out, size_t bytes)
 {
@@ -265,7 +265,7 @@ __attribute__((target("avx2"))) static void down_avx2(const core_plan *plan, int
 
 #endif
 
-void core_across(const core_plan *plan, int shift, const uint8_t *const row[4],
+void core_across(const core_filter *plan, int shift, const uint8_t *const row[4],
                  uint8_t *const out[4])
 {
 #ifdef WITH_AVX2
@@ -278,7 +278,7 @@ void core_across(const core_plan *plan, int shift, const uint8_t *const row[4],
         across_plain(plan, shift, row[j], out[j]);
 }
 
-void core_down(const core_plan *plan, int i, const uint8_t *rows, size_t stride, uint8_t *out,
+void core_down(const core_filter *plan, int i, const uint8_t *rows, size_t stride, uint8_t *out,
                size_t bytes)
 {
 #ifdef WITH_AVX2

@@ -8,11 +8,11 @@
  *     c  filter 1 | scale 1 | layout 1 | width 1 | height 1 | box 4 x 2 | data       core_crop
  *     m  width 1 | height 1 | count 1 | count x (size 2 | data)      core_decode_many
  *     r  count 1 | mode 1 | begins 1 | row 1 | count x size 2 | asks 1 | asks x number 1
- *        | (mode & 2: which 1 | offset 8) | the file     core_gather, core_read, core_place
+ *        | (mode & 2: which 1 | offset 8) | the file     core_gather, core_read, core_locate
  *     j  fields 1 | fields x kind 1 | blob 1 | mode 1 | count 1 | count x (size 2 | pad 2 | data)
  *        | asks 1 | asks x (shard 1 | number 1) | (mode & 2: which 1 | offset 8)
- *        | (mode & 8: cut 4) | (mode & 16: room 4)       core_join, core_room, core_take
- *     v  fields 1 | fields x kind 1 | mode 1 | record    core_head, core_values
+ *        | (mode & 8: cut 4) | (mode & 16: room 4)       core_join, core_max_bytes, core_copy_verified
+ *     v  fields 1 | fields x kind 1 | mode 1 | record    core_verify, core_values
  *     k  shift 1 | size 2 | large 1 | data               core_copy
  *
  * More than sanitizers see is checked: what the core takes must have the pixels that libjpeg finds
@@ -173,7 +173,7 @@ static void parse(struct input in)
 static bool crop(const uint8_t *data, size_t size, const float box[4], int width, int height,
                  uint8_t *out)
 {
-    core_part part = {.filter = CORE_BILINEAR, .scale = 1, .max_pixels = MAX_PIXELS,
+    core_crop_spec part = {.filter = CORE_BILINEAR, .scale = 1, .max_pixels = MAX_PIXELS,
                       .width = width, .height = height, .out = out, .down = width * 3, .right = 3};
     memcpy(part.box, box, sizeof part.box);
     return core_crop(data, size, &part);
@@ -220,7 +220,7 @@ static int extent(float begin, float end)
 
 static void crops(struct input in)
 {
-    core_part part = {.filter = (char)(number(&in, 1) % 5), .scale = 1 << number(&in, 1) % 4,
+    core_crop_spec part = {.filter = (char)(number(&in, 1) % 5), .scale = 1 << number(&in, 1) % 4,
                       .max_pixels = MAX_PIXELS};
     unsigned layout = (unsigned)number(&in, 1);
     part.width = (int)number(&in, 1), part.height = (int)number(&in, 1);
@@ -357,7 +357,7 @@ static void records(struct input in)
     /* As module.c asks for room; a record of gigabytes would take that of the fuzzer. */
     size_t room = 0, one;
     int64_t at;
-    for (int64_t i = 0; i < asks && core_place(&shard, wanted[i], &at, &one); i++)
+    for (int64_t i = 0; i < asks && core_locate(&shard, wanted[i], &at, &one); i++)
         room += one;
     room = room < 1 << 20 ? room : 1 << 20;
     uint8_t *read = malloc(room + 1), *out = calloc((size_t)asks + 1, row);
@@ -397,7 +397,7 @@ static void check_row(const core_rows *rows, int64_t row, const uint8_t *record,
                       uint64_t seed, const uint8_t *blob, size_t blob_size)
 {
     core_value *found = malloc(rows->fields * sizeof *found);
-    CHECK(found && core_head(record, size, seed) >= 0);
+    CHECK(found && core_verify(record, size, seed) >= 0);
     CHECK(core_values(record, size, rows->kinds, rows->fields, found));
     CHECK(found[rows->blob].kind == CORE_BYTES && found[rows->blob].number == blob_size);
     CHECK(!memcmp(found[rows->blob].text, blob, blob_size));
@@ -422,22 +422,22 @@ static void join_held(core_rows rows, const uint8_t *file, int64_t size, int64_t
     int64_t ready = 0, at;
     size_t bytes, room;
     for (; ready < rows.rows && (uint64_t)rows.shards[ready] < rows.count; ready++) {
-        const core_source *source = rows.sources + rows.shards[ready];
+        const core_shard_slot *source = rows.sources + rows.shards[ready];
         int64_t record = rows.numbers[ready] - source->first;
-        if (!core_place(&source->shard, record, &at, &bytes) || at > size ||
+        if (!core_locate(&source->shard, record, &at, &bytes) || at > size ||
             bytes > (size_t)(size - at))
             break;
         uint8_t *copy = malloc(bytes ? bytes : 1); /* exact, for the sanitizer */
         CHECK(copy);
         held[ready] = (core_text){copy, bytes};
-        if (!core_take(file + at, bytes, source->shard.seed + (uint64_t)record, copy)) {
+        if (!core_copy_verified(file + at, bytes, source->shard.seed + (uint64_t)record, copy)) {
             free(copy);
             break;
         }
     }
     CHECK(ready >= done);
     rows.rows = ready, rows.held = held;
-    if (core_room(&rows, &room)) {
+    if (core_max_bytes(&rows, &room)) {
         uint8_t *again = malloc(room ? room : 1);
         int64_t *bounds = malloc(((size_t)ready + 1) * sizeof *bounds);
         CHECK(again && bounds);
@@ -497,13 +497,13 @@ static void join(struct input in)
     if (memory < 0)
         memory = memfd_create("rows", 0);
     CHECK(!ftruncate(memory, 0) && pwrite(memory, file, (size_t)size, 0) == size);
-    core_source sources[2];
+    core_shard_slot sources[2];
     for (int i = 0; i < 2; i++) { /* exact, for the sanitizer */
         int64_t first = i ? half : 0, last = i ? count : half;
         places[i] = malloc(((size_t)(last - first) + 1) * sizeof **places);
         CHECK(places[i]);
         memcpy(places[i], offsets + first, ((size_t)(last - first) + 1) * sizeof **places);
-        sources[i] = (core_source){i, first, {memory, places[i], last - first,
+        sources[i] = (core_shard_slot){i, first, {memory, places[i], last - first,
                                               seeds[i] + (uint64_t)first}};
     }
     rows.sources = sources, rows.count = 2;
@@ -516,7 +516,7 @@ static void join(struct input in)
     core_keys keys = {.ends = malloc((all + 1) * sizeof *keys.ends)};
     int64_t *ends = malloc((all + 1) * sizeof *ends);
     CHECK(keys.ends && ends);
-    if (core_room(&rows, &room)) {
+    if (core_max_bytes(&rows, &room)) {
         room = room < 2 << 20 ? room : 2 << 20;
         if (mode & 16)
             room = number(&in, 4) % (room + 1);
@@ -527,7 +527,7 @@ static void join(struct input in)
         CHECK(0 <= done && done <= rows.rows && !ends[0]);
         for (int64_t i = 0; i < done; i++) {
             CHECK(ends[i] <= ends[i + 1] && ends[i + 1] <= (int64_t)room);
-            const core_source *source = sources + shards[i];
+            const core_shard_slot *source = sources + shards[i];
             int64_t at = source->shard.offsets[numbers[i] - source->first];
             size_t bytes = (size_t)(source->shard.offsets[numbers[i] - source->first + 1] - at);
             CHECK(at >= 0 && at + (int64_t)bytes <= size);
@@ -558,7 +558,7 @@ static void values(struct input in)
     uint8_t *record = apart(in.at, in.left);
     if (mode & 1)
         seal(record, in.left, 5, mode & 4);
-    int64_t head = core_head(record, in.left, 5);
+    int64_t head = core_verify(record, in.left, 5);
     CHECK(head < 0 || (in.left >= 16 && (size_t)head <= in.left - 16));
     /* Also of what is not right: another thread may have written to it since. */
     if (core_values(record, in.left, kinds, fields, found))
