@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,12 +38,7 @@ def test_options_are_shown_in_groups_of_the_same_names_and_order(
     order = ["Arguments", *GROUPS, "Examples", "Exit codes"]
     assert shown == [title for title in order if title in shown]
     assert {"Output", "Examples", "Exit codes"} <= set(shown)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_help_names_no_page_that_a_wheel_does_not_hold(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    # A wheel holds no pages.
     assert not re.findall(r"\S+\.md\b", help_of(name, monkeypatch, 300))
 
 
@@ -163,11 +159,19 @@ COMMON = {
 }
 
 
+@cache
+def printed_help(name: str) -> str:
+    return str(shardio(name, "--help").stdout)
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_every_command_has_help_and_a_section_in_the_docs(name: str) -> None:
-    said = shardio(name, "--help").stdout
-    assert f"usage: shardio {name}" in said
-    assert "Exit codes:" in said
+def test_every_command_has_help_of_every_option_and_a_section_in_the_docs(name: str) -> None:
+    said = printed_help(name)
+    assert f"usage: shardio {name}" in said and "Exit codes:" in said
+    for line in said.splitlines():
+        if re.match(r"  -", line):
+            text = re.search(re.escape(line) + r"(?:\n {20,}\S|$)", said)
+            assert re.search(r"\S  +\S", line[2:]) or (text and "\n" in text[0]), line
     documented = (ROOT / "docs" / "cli.md").read_text()
     section = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", documented, re.M | re.S)
     assert section, f"docs/cli.md has no section `## {name}`"
@@ -179,7 +183,7 @@ def test_every_command_has_help_and_a_section_in_the_docs(name: str) -> None:
 
 def test_the_docs_name_no_option_that_does_not_exist() -> None:
     documented = (ROOT / "docs" / "cli.md").read_text()
-    said = "".join(shardio(name, "--help").stdout for name in NAMES) + "--version --help"
+    said = "".join(map(printed_help, NAMES)) + "--version --help"
     for option in set(re.findall(r"`(--[a-z0-9-]+)", documented)):
         assert option in said, option
 
@@ -188,15 +192,6 @@ def test_all_commands_are_in_the_overview() -> None:
     said = shardio("--help").stdout
     assert all(re.search(rf"^    {name}( |$)", said, re.M) for name in NAMES)
     assert shardio("--version").stdout.startswith("shardio 0.")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_option_is_described(name: str) -> None:
-    shown = shardio(name, "--help").stdout
-    for line in shown.splitlines():
-        if re.match(r"  -", line):
-            text = re.search(re.escape(line) + r"(?:\n {20,}\S|$)", shown)
-            assert re.search(r"\S  +\S", line[2:]) or (text and "\n" in text[0]), line
 
 
 def test_a_wrong_command_or_option_is_answered_with_the_right_one() -> None:

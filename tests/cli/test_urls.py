@@ -339,12 +339,12 @@ def test_files_of_a_folder_are_asked_for_at_once(proxy: FaultProxy, tmp_path: Pa
 def test_what_cannot_be_read_is_not_damaged(folder: Path, proxy: FaultProxy) -> None:
     name = min(path.name for path in (folder / "record").glob("*.shard"))
     proxy.rules(Rule("500", path=name))
-    done = run("verify", f"{proxy.url}/record", "--timeout", "4", "--jobs", "1", "--json", code=1)
+    done = run("verify", f"{proxy.url}/record", "--timeout", "2", "--jobs", "1", "--json", code=1)
     found = json.loads(done.stdout)
     assert found["damages"] == [] and len(found["unread"]) == 1 and name in found["unread"][0]
     whole = shardio.verify(folder / "record", jobs=1).records
     assert 0 < found["records"] < whole
-    done = run("verify", f"{proxy.url}/record", "--timeout", "4", "--jobs", "1", code=1)
+    done = run("verify", f"{proxy.url}/record", "--timeout", "2", "--jobs", "1", code=1)
     assert done.stdout.endswith(b": 1 shard could not be read; all others as packed\n")
 
 

@@ -3,8 +3,10 @@
 from typing import Any
 
 import numpy as np
+import pytest
 
 from shardio.tuning import simulate
+from shardio.tuning.tune import recommend
 from shardio.tuning.tune_result import Row, Tuning
 
 SHARDS = np.array([900] * 12 + [0, 600, 600])  # 12,000 records
@@ -34,6 +36,13 @@ OPTIONS: dict[str, Any] = {
 
 
 PASSES = simulate.PASSES
+
+
+def recommend_quickly(*arguments: Any, **options: Any) -> Tuning:
+    """Look at one pair of epochs: enough here, and a part of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulate, "PASSES", 1)
+        return recommend(*arguments, **options)
 
 
 def text_of(found: Tuning) -> str:

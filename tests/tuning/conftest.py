@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from support import small_datasets
-from support.tunings import OPTIONS, ORDERED, SHARDS, SHUFFLED
+from support.tunings import OPTIONS, ORDERED, SHARDS, SHUFFLED, recommend_quickly
 
 from shardio.tuning import simulate
-from shardio.tuning.tune import recommend
 from shardio.tuning.tune_result import Tuning
 
 
@@ -19,21 +17,14 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_datasets.make(folder, [40, 0, 56], image=small_datasets.jpeg)
 
 
-def tuned(labels: np.ndarray) -> Tuning:
-    """One pair of epochs is enough here, and a part of the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulate, "PASSES", 1)
-        return recommend(SHARDS, labels, **OPTIONS)
-
-
 @pytest.fixture(scope="session")
 def shuffled() -> Tuning:
-    return tuned(SHUFFLED)
+    return recommend_quickly(SHARDS, SHUFFLED, **OPTIONS)
 
 
 @pytest.fixture(scope="session")
 def ordered() -> Tuning:
-    return tuned(ORDERED)
+    return recommend_quickly(SHARDS, ORDERED, **OPTIONS)
 
 
 @pytest.fixture

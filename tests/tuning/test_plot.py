@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.trees import environment
+from support.tunings import recommend_quickly
 
 from shardio.errors import DependencyError, OptionError
 from shardio.tuning import plot
-from shardio.tuning.tune import recommend
 from shardio.tuning.tune_result import Tuning
 
 pytest.importorskip("matplotlib", reason="NOT RUN: pictures need shardio-torch[plot]")
@@ -29,7 +29,7 @@ LABELS = np.arange(2000) * 40 // 2000
 
 @pytest.fixture(scope="module")
 def found() -> Tuning:
-    return recommend(
+    return recommend_quickly(
         COUNTS, LABELS, batch_size=32, spans=8, mean_bytes=1000, path="a<b>/",
         units=True,
     )  # fmt: skip
@@ -105,7 +105,7 @@ def test_without_a_recommendation_the_picture_says_so(none: Tuning) -> None:
 
 @pytest.mark.parametrize("shards", [[], [5], [20], [9, 40]])
 def test_small_datasets_are_drawn_too(shards: list[int]) -> None:
-    made = recommend(np.array(shards, np.int64), None, batch_size=16, mean_bytes=1)
+    made = recommend_quickly(np.array(shards, np.int64), None, batch_size=16, mean_bytes=1)
     assert made.call in texts(plot.draw(made, "svg")) or not made.rows
     assert made.call in plot.draw(made, "html").decode().replace("&quot;", '"')
 
@@ -113,7 +113,7 @@ def test_small_datasets_are_drawn_too(shards: list[int]) -> None:
 def test_noise_is_not_magnified() -> None:
     """The axis of the mixing is the same one whatever was found."""
     labels = np.random.default_rng(0).permutation(np.arange(5_000) % 10)
-    shuffled = recommend(np.array([625] * 8), labels, batch_size=64, mean_bytes=1)
+    shuffled = recommend_quickly(np.array([625] * 8), labels, batch_size=64, mean_bytes=1)
     upper, lower, _ = plot.figure_of(shuffled).axes
     assert upper.get_ylim() == (0, 106)
     assert upper.get_ylabel() == "mixing, % of a uniform shuffle"
@@ -123,7 +123,9 @@ def test_noise_is_not_magnified() -> None:
 @pytest.mark.parametrize("records", [40, 2000])
 def test_both_axes_can_be_read(records: int, found: Tuning) -> None:
     made = (
-        found if records == 2000 else recommend(np.array([40]), None, batch_size=20, mean_bytes=1)
+        found
+        if records == 2000
+        else recommend_quickly(np.array([40]), None, batch_size=20, mean_bytes=1)
     )
     upper, lower, _ = plot.figure_of(made).axes
     left, right = lower.get_xlim()
