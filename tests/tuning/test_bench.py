@@ -152,6 +152,10 @@ def test_options_are_refused_by_name(photos: Path, packed: Callable[..., Path]) 
 # --- which rows -----------------------------------------------------------------------------------
 
 
+def concluded(*rows: Row, **changes: Any) -> Bench:
+    return conclude(replace(plan(), rows=rows, **changes), [])
+
+
 def names(rows: list[Row]) -> list[str]:
     return [row.name for row in rows]
 
@@ -198,6 +202,13 @@ class Answers:
         return {"rates": [1.0]}
 
 
+def run_all(
+    made: Bench, ways: list[Row], host: Any, seconds: float, began: float | None = None
+) -> dict[Row, list[dict[str, Any]]]:
+    began = time.monotonic() if began is None else began
+    return run_ways(made, ways, host, ["x"], seconds, began, lambda *_: None)
+
+
 def test_warm_rows_take_turns_and_cold_ones_come_after_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -205,7 +216,7 @@ def test_warm_rows_take_turns_and_cold_ones_come_after_them(
     monkeypatch.setattr(machine, "evict", lambda files: order.append("evict") or 0.0)
     host, made = Answers(), plan()
     ways = [replace(DATALOADER, workers=w, cold=cold) for cold in (True, False) for w in (1, 3)]
-    runs = run_ways(made, ways, host, ["x"], 6.0, time.monotonic(), lambda *_: None)  # type: ignore[arg-type]
+    runs = run_all(made, ways, host, 6.0)
     asked = [(one["workers"], one["cold"]) for one in host.asked]
     assert asked == [(1, False), (3, False)] * 3 + [(1, True), (3, True)] * 3
     assert len(order) == 6
@@ -216,8 +227,7 @@ def test_warm_rows_take_turns_and_cold_ones_come_after_them(
 def test_quick_leaves_out_what_does_not_fit_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     host, made = Answers(), plan(quick=True)
     ways = [replace(DATALOADER, workers=w) for w in (1, 2, 4)]
-    began = time.monotonic() - QUICK_S
-    runs = run_ways(made, ways, host, [], 1.5, began, lambda *_: None)  # type: ignore[arg-type]
+    runs = run_all(made, ways, host, 1.5, time.monotonic() - QUICK_S)
     assert [len(runs[one]) for one in ways] == [1, 0, 0]
     rows = [replace(ways[0], rates=(1.0,), images_per_s=1.0)]
     notes = conclude(replace(made, rows=tuple(rows)), ["DataLoader 2"]).notes
@@ -229,8 +239,7 @@ def test_quick_leaves_out_nothing_because_it_was_asked_to_be_short() -> None:
     host, made = Answers(), plan(quick=True)
     ways = [replace(DATALOADER, workers=w) for w in (1, 2, 4)]
     short = LEAST_S / 4
-    began = time.monotonic()
-    runs = run_ways(made, ways, host, [], short, began, lambda *_: None)  # type: ignore[arg-type]
+    runs = run_all(made, ways, host, short)
     assert [len(runs[one]) for one in ways] == [1, 1, 1]
     assert {one["seconds"] for one in host.asked} == {short}
 
@@ -238,7 +247,7 @@ def test_quick_leaves_out_nothing_because_it_was_asked_to_be_short() -> None:
 def test_a_cold_repeat_whose_pages_stay_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "evict", lambda files: 0.5)
     ways = [replace(DATALOADER, cold=True)]
-    runs = run_ways(plan(), ways, Answers(), ["x"], 1.0, 0.0, lambda *_: None)  # type: ignore[arg-type]
+    runs = run_all(plan(), ways, Answers(), 1.0)
     assert "stay in memory" in runs[ways[0]][0]["error"]
 
 
@@ -299,10 +308,10 @@ def test_cold_is_refused_with_its_reason(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_what_was_measured_too_early_by_url_is_told() -> None:
     row = replace(BUSY, remote=True, rates=(1000.0,), starting=True)
-    made = conclude(replace(plan(), rows=(row,)), [])
+    made = concluded(row)
     notes = " ".join(made.notes)
     assert "DataLoader 2, decoded, by URL" in notes and "with more --seconds" in notes
-    made = conclude(replace(plan(), rows=(replace(row, starting=False),)), [])
+    made = concluded(replace(row, starting=False))
     assert "with more --seconds" not in " ".join(made.notes)
 
 
@@ -315,11 +324,11 @@ def rated(rate: float, **changes: Any) -> Row:
 
 def test_of_equal_rows_the_one_with_the_fewest_threads_is_recommended() -> None:
     rows = [rated(100.0, workers=1), rated(970.0, workers=4), rated(1000.0, workers=8)]
-    made = conclude(replace(plan(), rows=tuple(rows)), [])
+    made = concluded(*rows)
     assert made.best is rows[1]
     assert "within 5% of the fastest it has the fewest threads" in made.notes[0]
     fast = rated(1100.0, loader="ShardLoader", workers=8)
-    made = conclude(replace(plan(), rows=(*rows, fast)), [])
+    made = concluded(*rows, fast)
     assert made.best is fast
     assert "this one 1.10 times as many" in made.notes[1]
     assert made.call.splitlines()[-1] == "loader = ShardLoader(train, num_workers=8, threads=1)"
@@ -328,36 +337,36 @@ def test_of_equal_rows_the_one_with_the_fewest_threads_is_recommended() -> None:
 @pytest.mark.parametrize("held_up", [0, 1])
 def test_a_rate_beside_other_programs_is_compared_by_cpu_time(held_up: int) -> None:
     rows = [rated(100.0, cpu_ms=1.0), rated(400.0, loader="ShardLoader", cpu_ms=0.5)]
-    notes = " ".join(conclude(replace(plan(), rows=tuple(rows)), []).notes)
+    notes = " ".join(concluded(*rows).notes)
     assert "this one 4.00 times as many" in notes and "more than 400 images/s waits" in notes
     rows[held_up] = replace(rows[held_up], limit="load")
-    notes = " ".join(conclude(replace(plan(), rows=tuple(rows)), []).notes)
+    notes = " ".join(concluded(*rows).notes)
     assert "times as many" not in notes and "1 ms, 2.00 times this one's" in notes
     assert ("more than 400 images/s waits" in notes) is (held_up == 0)
 
 
 def test_neither_cold_rows_nor_bytes_are_recommended_where_images_are() -> None:
     rows = (rated(10.0), rated(99.0, cold=True), rated(999.0, decodes=False))
-    made = conclude(replace(plan(), rows=rows), [])
+    made = concluded(*rows)
     assert made.best is rows[0]
     assert any(note.startswith("Cold, DataLoader 2 gives 99 images/s") for note in made.notes)
     assert not any("the start" in note for note in made.notes)
     short = (rows[0], replace(rows[1], pass_batches=1))
-    notes = " ".join(conclude(replace(plan(), rows=short), []).notes)
+    notes = " ".join(concluded(*short).notes)
     assert "warm. Most of it is the start: a pass has 1 batch." in notes
-    made = conclude(replace(plan(fields=None), rows=rows[2:]), [])
+    made = concluded(*rows[2:], fields=None)
     assert made.best is rows[2]
 
 
 def test_what_others_did_meanwhile_is_said() -> None:
-    quiet = conclude(replace(plan(), rows=(rated(9.0),)), []).notes
+    quiet = concluded(rated(9.0)).notes
     assert not any("Other programs" in note or "busy before" in note for note in quiet)
     rows = (rated(9.0, others_busy=3.0, limit="load", why="others"),)
-    notes = " ".join(conclude(replace(plan(), rows=rows, load_before=5.0), []).notes)
+    notes = " ".join(concluded(*rows, load_before=5.0).notes)
     assert "measure again when they are done" in notes
     assert "a load of 5.0 on 8 cores" in notes
     held_up = (rated(9.0), rated(1.0, loader="ShardLoader", limit="load"))
-    best, *_ = conclude(replace(plan(), rows=held_up), []).notes
+    best, *_ = concluded(*held_up).notes
     assert best.endswith("Rows that other programs held up may be faster: measure again.")
     assert "more than 15% of the CPUs during 1 of 1 rows" in notes
 
@@ -366,7 +375,7 @@ def about_gpu(rate: float, limit: str = "decoding", **changes: Any) -> list[str]
     rows = (replace(BUSY, rates=(rate,), images_per_s=rate, limit=limit, why="so"),)
     return [
         note
-        for note in conclude(replace(plan(**{"cores": 4.0}), rows=rows, **changes), []).notes
+        for note in concluded(*rows, cores=4.0, **changes).notes
         if note.startswith(f"{rate:,.0f} images/s by 4 cores")
     ]
 

@@ -83,6 +83,13 @@ class _Iterator(Iterator[int]):
         return number
 
 
+def last(watched: Any) -> meter.Report:
+    """The last report, which there is."""
+    report = watched.report()
+    assert isinstance(report, meter.Report)
+    return report
+
+
 def train(watched: Any, clock: Clock, step: float = 0.5) -> list[int]:
     seen = []
     for batch in watched:
@@ -124,12 +131,12 @@ def test_the_first_batch_of_each_pass_stands_apart_and_has_its_start_in_it(clock
         for step in (100.0, 0.5, 0.5, 0.5):  # the first step compiles: it is in no statistics
             next(iterator)
             clock.now += step
-            report = watched.report()
-        assert report is not None and report.first_s == 14.0
+        report = last(watched)
+        assert report.first_s == 14.0
         assert report.data.max == 0.25 and report.step.max == 0.5
         assert next(iterator, None) is None
-        report = watched.report()
-        assert report is not None and report.first_s is None  # only once a pass
+        report = last(watched)
+        assert report.first_s is None  # only once a pass
         assert report.data.max == 0.25 and report.step.max == 0.5
     assert report.watched == 8 and report.batch == 4
 
@@ -140,8 +147,8 @@ def test_a_wait_for_a_device_that_is_behind_is_the_steps_time(clock: Clock) -> N
     iterator._batches.blocked_s = 0.25  # as device.DevicePrefetcher says it
     for _ in iterator:
         clock.now += 0.5
-    report = watched.report()
-    assert report is not None and report.data.max == report.step.max == 0.75
+    report = last(watched)
+    assert report.data.max == report.step.max == 0.75
 
 
 @pytest.mark.parametrize("idle, data", [(0.0, 0.0), (0.25, 0.25), (9.0, 0.75), (None, 0.75)])
@@ -152,8 +159,7 @@ def test_a_wait_costs_what_the_device_idles(clock: Clock, idle: float | None, da
     iterator._batches.blocked_s, iterator._batches.idle_s = 0.25, idle
     for _ in iterator:
         clock.now += 0.5
-    report = watched.report()
-    assert report is not None
+    report = last(watched)
     assert (report.data.max, report.step.max) == (data, 1.5 - data)
 
 
@@ -186,8 +192,8 @@ def test_without_every_there_is_one_report_of_the_whole_pass(
     lines: list[str] = []
     watched = watch(Loader(clock, [9.0] + [0.25] * 19 + [1.25]), None, print=lines.append)
     assert train(watched, clock) == list(range(21))
-    report = watched.report()
-    assert report is not None and report.measured == 20 and report.first_s == 14.0
+    report = last(watched)
+    assert report.measured == 20 and report.first_s == 14.0
     assert report.data.mean == pytest.approx(0.3) and report.data.max == 1.25
     assert len(lines) == 2 and lines[1] == watched.verdict
 
@@ -288,8 +294,8 @@ def test_a_loop_left_early_prints_no_verdict_but_has_one(clock: Clock, broken: b
     assert verdict is not None and verdict.bound == "loader"
     assert "waiting for batches is 67% of the time (1 s a batch" in watched.verdict
     assert len(train(watched, clock)) == 30 and len(lines) == 2  # the next pass is its own
-    report = watched.report()
-    assert report is not None and report.batch == 30 and report.watched == 51
+    report = last(watched)
+    assert report.batch == 30 and report.watched == 51
 
 
 def test_a_verdict_can_be_asked_for_within_a_step(clock: Clock) -> None:
@@ -363,8 +369,8 @@ def test_a_watch_in_a_watch_hands_all_through(clock: Clock) -> None:
         clock.now += 0.5
     assert next(iterator, None) is None
     assert len(nested) == 5 and len(inner) == 4 and len(outer) == 2
-    report = nested.report()
-    assert report is not None and report.data.max == 1.0 and report.step.max == 0.5
+    report = last(nested)
+    assert report.data.max == 1.0 and report.step.max == 0.5
 
 
 # --- ranks ----------------------------------------------------------------------------------------
@@ -485,8 +491,7 @@ def test_stages_are_a_batchs_mean_and_slow_records_are_named_once(clock: Clock) 
     ]
     watched = watch(Loader(clock, [1.0] * 7, [BatchStats(decode_s=99.0), *made]), print=None)
     train(watched, clock)
-    report = watched.report()
-    assert report is not None
+    report = last(watched)
     assert report.stages["decode"] == pytest.approx(1.55 / 6)  # the first batch is in no report
     assert [(one.slowest_s, one.slowest_record) for one in report.slowest] == [
         (0.9, 3), (0.2, 7), (0.05, 1),
@@ -497,8 +502,8 @@ def test_batches_whose_making_is_not_known_are_no_zeros(clock: Clock) -> None:
     made: list[Any] = [None, BatchStats(read_s=1.0), "by hand", BatchStats(read_s=3.0)]
     watched = watch(Loader(clock, [1.0] * 4, made), print=None)
     train(watched, clock)
-    report = watched.report()
-    assert report is not None and report.stages["read"] == 2.0
+    report = last(watched)
+    assert report.stages["read"] == 2.0
 
 
 def test_stages_too_are_of_the_batches_since_the_report_before(clock: Clock) -> None:
@@ -612,8 +617,8 @@ def test_a_shardloader_tells_its_stages_and_its_slow_record(packed: Callable[...
     with loader:
         watched = watch(loader, None, print=None)
         assert sum(len(labels) for _, labels in watched) == 60
-    report = watched.report()
-    assert report is not None and report.measured == 14
+    report = last(watched)
+    assert report.measured == 14
     assert report.slowest[0].slowest_key == f"k/{slow:06d}.jpg"
     assert report.slowest[0].slowest_record == slow
     assert max(report.stages, key=lambda stage: report.stages[stage]) == "transform"
