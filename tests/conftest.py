@@ -28,19 +28,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    text = "run a tenth of the tests alone, of 0 to 9; a test is of one, by a hash of its name"
+    text = "of the slow and stress tests run one tenth, of 0 to 9, by a hash of their names"
     parser.addoption("--tenth", type=int, choices=range(10), help=text)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that are of another tenth."""
+    """Leave out the slow and stress tests that are of another tenth."""
     if (tenth := config.getoption("--tenth")) is None:
         return
-    found: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    chosen, others = [], []
     for item in items:
-        found[zlib.crc32(item.nodeid.encode()) % 10 == tenth].append(item)
-    config.hook.pytest_deselected(items=found[False])
-    items[:] = found[True]
+        dear = item.get_closest_marker("slow") or item.get_closest_marker("stress")
+        of_tenth = zlib.crc32(item.nodeid.encode()) % 10 == tenth
+        (chosen if of_tenth or not dear else others).append(item)
+    config.hook.pytest_deselected(items=others)
+    items[:] = chosen
 
 
 _GROUND = pytest.StashKey[Ground]()
