@@ -67,14 +67,21 @@ def test_what_is_asked_wrongly_is_told(
 
 
 @needs_cpu
-def test_a_rehearsal_runs_the_device_tests_and_writes_a_page(tmp_path: Path) -> None:
-    done = gpu_check("tests", "--rehearse", "--out", tmp_path)
+@pytest.mark.parametrize(
+    ("chosen", "passed", "skipped"),
+    [("-k test_device_streams", 5, 10), pytest.param("", 40, 10, marks=pytest.mark.slow)],
+    ids=["one file", "all"],  # the suite has run them all, so one file is enough
+)
+def test_a_rehearsal_runs_the_device_tests_and_writes_a_page(
+    tmp_path: Path, chosen: str, passed: int, skipped: int
+) -> None:
+    done = gpu_check("tests", "--rehearse", "--out", tmp_path, PYTEST_ADDOPTS=chosen)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "REHEARSAL" in done.stdout
     found = json.loads((tmp_path / "gpu-check.json").read_text())
     assert found["rehearsal"] and found["parts"]["tests"]["status"] == "rehearsed"
     counts = found["parts"]["tests"]["result"]["counts"]
-    assert counts["passed"] > 40 and counts["skipped"] > 10 and not counts["failed"]
+    assert counts["passed"] > passed and counts["skipped"] > skipped and not counts["failed"]
     assert found["parts"]["train"]["status"] == "not run"
     text = (tmp_path / "gpu-check.md").read_text()
     assert "**REHEARSAL" in text and "NOT TESTED HERE: copies to CUDA" in text
