@@ -13,7 +13,7 @@ COUNTS = [23, 0, 41, 3, 30]
 
 needs_them = pytest.mark.skipif(
     not PYTHON.exists(),
-    reason="NOT RUN: Lightning, Accelerate, Trainer. tools/setup-frameworks installs them",
+    reason="NOT RUN: loops of frameworks, docs/recipes.md. tools/setup-frameworks installs them",
 )
 
 

@@ -17,24 +17,17 @@ import pytest
 import torch
 from PIL import Image
 from support import LIMIT_S, programs
+from support.frameworks import BECOME, HERE, PYTHON, needs_them
 from support.trees import ROOT
 
 import shardio
 
 PAGE = ROOT / "docs" / "recipes.md"
-HERE = ROOT / "tests" / "frameworks"
-PYTHON = HERE / ".venv" / "bin" / "python"
-BECOME = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"  # another Python, same environment
 N = 10
 CAPTIONS = 4  # one batch, since CLIP's smallest model takes seconds for it
 COLOURS = {0: (0, 0, 0), 1: (200, 0, 0), 2: (0, 200, 0), 3: (0, 0, 200), 255: (200, 200, 0)}
 
-pytestmark = [
-    pytest.mark.frameworks,
-    pytest.mark.skipif(
-        not PYTHON.exists(), reason="NOT RUN: docs/recipes.md. tools/setup-frameworks"
-    ),
-]
+pytestmark = [pytest.mark.frameworks, needs_them]
 
 
 def headings() -> list[str]:
