@@ -366,26 +366,30 @@ def test_an_interrupt_leaves_nothing(plain: Path, tmp_path: Path, name: str) -> 
     assert left(tmp_path / "a") == []
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_full_disk_leaves_nothing(packed: Packed, tmp_path: Path, name: str) -> None:
+def test_a_full_disk_leaves_nothing(packed: Packed, tmp_path: Path) -> None:
     out = packed([6], image=lambda i: small_datasets.jpeg(i) + bytes(200_000))
     code = (
         "import resource, signal, sys; from shardio import export, StorageError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))\n"
-        "try: export(sys.argv[1], sys.argv[2], format=sys.argv[3])\n"
-        "except StorageError as error: print(error)\n"
+        "out, folder, *names = sys.argv[1:]\n"
+        "for name in names:\n"
+        "    try: export(out, f'{folder}/{name}', format=name)\n"
+        "    except StorageError as error: print(name, error)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, out, tmp_path / "x", name],
+        [sys.executable, "-W", "error", "-c", code, out, tmp_path / "x", *FORMATS],
         capture_output=True,
         text=True,
         env=environment(),
         timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
-    assert "cannot" in done.stdout
-    assert not (tmp_path / "x").exists()
+    said = done.stdout.splitlines()
+    assert [one.split()[0] for one in said] == list(FORMATS) and all(
+        "cannot" in one for one in said
+    )
+    assert left(tmp_path / "x") == []
 
 
 def test_a_killed_export_leaves_one_hidden_folder_and_may_be_repeated(

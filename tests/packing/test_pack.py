@@ -44,16 +44,17 @@ def test_every_file_is_a_record_with_its_bytes_and_its_class(source: Path, tmp_p
     }
     assert {sample["label"] for sample in found.values()} == {0, 1, 2}
     assert all(s["label"] == int(key[5:6]) for key, s in found.items())
+    assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".shard", ".json"}
 
 
-@pytest.mark.parametrize("jobs", [2, 3, 50])
+@pytest.mark.parametrize("jobs", [2, 50])
 def test_any_number_of_jobs_gives_the_same_bytes(source: Path, tmp_path: Path, jobs: int) -> None:
     pack_one(source, tmp_path / "one")
     pack_one(source, tmp_path / "many", jobs=jobs)
     assert content(tmp_path / "one") == content(tmp_path / "many")
 
 
-@pytest.mark.parametrize("order", [(1, 2, 3), (3, 1, 2), (2, 2, 3, 1)])
+@pytest.mark.parametrize("order", [(3, 1, 2), (2, 2, 3, 1)])
 def test_parts_in_any_order_give_the_same_bytes(
     source: Path, tmp_path: Path, order: tuple[int, ...]
 ) -> None:
@@ -90,11 +91,6 @@ def test_a_dry_run_plans_and_touches_nothing(source: Path, tmp_path: Path) -> No
     assert (planned.records, planned.shards, planned.committed) == (24, 6, False)
     assert planned.rejected == [("class0/empty.jpg", "is empty")]
     assert not (tmp_path / "out").exists()
-
-
-def test_nothing_but_shards_and_the_manifest_stays(source: Path, tmp_path: Path) -> None:
-    pack_one(source, tmp_path / "out")
-    assert {p.suffix for p in (tmp_path / "out").iterdir()} == {".shard", ".json"}
 
 
 def test_an_empty_class_stays_a_class(source: Path, tmp_path: Path) -> None:
