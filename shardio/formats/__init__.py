@@ -98,9 +98,7 @@ PACKED = {
 }
 FOREIGN = {
     "webdataset": ForeignFormat(
-        TarFile,
-        r"(?i)\.(tar(\.(gz|zst|zstd|bz2|xz|lz4))?|t[gbx]z|tbz2|tzst)\Z",
-        WebDataset,
+        TarFile, r"(?i)\.(tar(\.(gz|zst|zstd|bz2|xz|lz4))?|t[gbx]z|tbz2|tzst)\Z", WebDataset
     ),
     "tfrecord": ForeignFormat(
         TFRecordFile,

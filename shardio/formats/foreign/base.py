@@ -29,14 +29,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ...errors import (
-    DamageError,
-    ShardioError,
-    SourceError,
-    StorageError,
-    VersionError,
-    printable,
-)
+from ...errors import DamageError, ShardioError, SourceError, StorageError, VersionError, printable
 from ...names import KEY, key_bytes
 from ...storage.base import File, Location, path_in
 from ..base import MAX_RECORDS, Column, Opening, ShardInfo

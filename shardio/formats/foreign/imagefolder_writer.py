@@ -15,7 +15,7 @@ from ...images.filetype import ALL_ENDINGS
 from ...names import KEY, is_name, key_text
 from ..sample import Sample
 from ..tree import Tree, class_bytes, class_folders, is_raw, key_parts, raw_ending
-from .writer import ExportSpec, FormatWriter, image_and_label, image_extension, misfit
+from .writer import ExportSpec, FormatWriter, image_and_label, image_ending, misfit
 
 
 class ImageFolder(FormatWriter):
@@ -69,7 +69,7 @@ class ImageFolder(FormatWriter):
         if self._raw:
             key += raw_ending(key)
         elif not stem or ending.decode("latin-1").lower() not in ALL_ENDINGS:
-            found = image_extension(data)
+            found = image_ending(data)
             if found is not None:
                 key += b"." + found.encode()
         parts = self._path(key)

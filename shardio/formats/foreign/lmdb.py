@@ -62,7 +62,7 @@ _MANY_VALUES = 4  # flag of a tree
 _EMPTY = (1 << 64) - 1
 _PAGE_SIZES = [1 << bits for bits in range(8, 17)]
 _MAX_DEPTH = 32  # LMDB's CURSOR_STACK
-_MAX_PROBED_BYTES = 64 << 20  # of a value; the kind of a file is decided by smaller ones
+_MAX_PROBED = 64 << 20  # bytes of a value; the kind of a file is decided by smaller ones
 
 
 class LmdbFile(ForeignFile):
@@ -95,9 +95,7 @@ class LmdbFile(ForeignFile):
         found = _walk(self)
         ranges = list(zip(found.offsets.tolist(), found.lengths.tolist(), strict=True))
         told = sorted({0, len(ranges) // 2, len(ranges) - 1}) if ranges else []
-        kinds = [
-            _kind(self, self.read(*ranges[i])) for i in told if ranges[i][1] <= _MAX_PROBED_BYTES
-        ]
+        kinds = [_kind(self, self.read(*ranges[i])) for i in told if ranges[i][1] <= _MAX_PROBED]
         kind = next((kind for kind in kinds if kind != "bytes"), "bytes")
         self.take(kind, found.keys, found.sizes)
         return iter(ranges)

@@ -90,9 +90,7 @@ class Mds(FormatWriter):
             value = sample[field]
             if value is None:
                 raise misfit(
-                    sample,
-                    field,
-                    "it is None, which mds does not have; leave it out by --fields",
+                    sample, field, "it is None, which mds does not have; leave it out by --fields"
                 )
             encoding = self._encodings[field]
             self._check(field, kind, encoding, value)

@@ -26,15 +26,7 @@ import numpy as np
 from ..sample import Sample
 from .protobuf import write_varint
 from .tfrecord import checksums, masked
-from .writer import (
-    ExportSpec,
-    ShardedWriter,
-    check_distinct,
-    columns,
-    json_bytes,
-    misfit,
-    to_float32,
-)
+from .writer import ExportSpec, ShardedWriter, check_names, columns, json_bytes, misfit, to_float32
 
 _BYTES, _FLOATS, _INTS = 0x0A, 0x12, 0x1A
 _LENGTH = struct.Struct("<Q")
@@ -60,7 +52,7 @@ class TFRecord(ShardedWriter):
         self._crc = checksums()[0]
         self._fields = columns(spec, "tfrecord")
         shapes = [f"{column}/shape" for column, _, kind in self._fields if kind == "array"]
-        check_distinct([*(column for column, _, _ in self._fields), *shapes], "tfrecord")
+        check_names([*(column for column, _, _ in self._fields), *shapes], "tfrecord")
         self.exported_names = {field: column for column, field, _ in self._fields}
         floats = [field for _, field, kind in self._fields if kind == "float"]
         if floats:

@@ -37,15 +37,7 @@ from ...images.filetype import ALL_ENDINGS
 from ...names import KEY
 from ..sample import Sample
 from .webdataset import INTS, JSONS, TEXTS, split_name
-from .writer import (
-    ExportSpec,
-    Field,
-    ShardedWriter,
-    check_distinct,
-    image_extension,
-    json_bytes,
-    misfit,
-)
+from .writer import ExportSpec, Field, ShardedWriter, check_names, image_ending, json_bytes, misfit
 
 _DECODED = frozenset(  # webdataset makes something else than bytes of these
     (
@@ -88,7 +80,7 @@ class WebDataset(ShardedWriter):
             extension = _extension(field, field is main)
             self._fields.append((field.name, field.kind, extension))
             self.exported_names[field.name] = extension
-        check_distinct([extension for _, _, extension in self._fields if extension], "webdataset")
+        check_names([extension for _, _, extension in self._fields if extension], "webdataset")
         self._has_image = main is not None or any(kind == "image" for _, kind, _ in self._fields)
         self._all = spec.manifest.schema.fields
         self._members: list[_Member] = []  # of the record that was encoded last
@@ -133,7 +125,7 @@ class WebDataset(ShardedWriter):
             if value is None:
                 continue
             if kind == "image" and (not extension or extension.endswith(".")):
-                found = image_extension(value)
+                found = image_ending(value)
                 if found is None:
                     raise misfit(
                         sample, name, f"it is no image that is known; --fields {name}=EXTENSION"

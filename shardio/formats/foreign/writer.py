@@ -216,7 +216,7 @@ class Output(io.RawIOBase):
 # --- what several of them need --------------------------------------------------------------------
 
 
-def image_extension(data: bytes) -> str | None:
+def image_ending(data: bytes) -> str | None:
     """Return the file ending of an image's real type; None if it is no image."""
     kind = image_type(data[:32])
     if kind == "AVIF or HEIF":
@@ -294,7 +294,7 @@ def columns(spec: ExportSpec, format: str, key: str = "") -> list[tuple[str, str
         found.insert(0, (name, KEY, "key"))
     if not found:
         raise OptionError(f"{spec.manifest.where}: there is no field to export")
-    check_distinct([column for column, _, _ in found], format)
+    check_names([column for column, _, _ in found], format)
     return found
 
 
@@ -308,7 +308,7 @@ def is_usual(kind: str, value: Any) -> bool:
     return kind != "int" or bool(value < 1 << 63)
 
 
-def check_distinct(names: Sequence[str], format: str) -> None:
+def check_names(names: Sequence[str], format: str) -> None:
     """Raise OptionError if two fields have one name."""
     for at, name in enumerate(names):
         if name in names[:at]:
