@@ -135,12 +135,12 @@ def plan_crop(transform: Transform, image: Any, draw: int, number: int) -> Devic
         if has_app1 and transform.upright:
             orientation = _orientation(image, transform.max_pixels)
         turn = decode.TURNS.get(orientation, decode.UPRIGHT)
-        box, target, _, flip = transform.aim(width, height, turn, draw, fast=False)
-    data, shown = image, (0, 0, width, height)
+        box, target, _, flip = transform.choose_crop(width, height, turn, draw, fast=False)
+    data, cut_box = image, (0, 0, width, height)
     if (tiles := jpeg_tiles.tiles(image, min_pixels=MIN_TILED_PIXELS)) is not None:
         cut = cut_tiles(tiles, box, target, transform.interpolation)
-        data, shown = cut.data, (cut.left, cut.top, cut.width, cut.height)
-    place = (*box, width, height, *shown, orientation if turn.method else 1, flip, 0, number)
+        data, cut_box = cut.data, (cut.left, cut.top, cut.width, cut.height)
+    place = (*box, width, height, *cut_box, orientation if turn.method else 1, flip, 0, number)
     return _crop(transform, data if isinstance(data, bytes | bytearray) else bytes(data), place)
 
 

@@ -243,7 +243,7 @@ class Transform:
                 if orientation
                 else decode.turn_of(decode.open_image(image, self.max_pixels))
             )
-        box, _, factor, flip = self.aim(width, height, turn, draw, self.fast)
+        box, _, factor, flip = self.choose_crop(width, height, turn, draw, self.fast)
         # The core writes pixels as stored; `out` is seen as they lie, so they come out upright.
         if flip:
             out = out[:, ::-1]
@@ -296,7 +296,7 @@ class Transform:
             width, height = source.size
             if self.upright:
                 turn = decode.turn_of(source)
-        box, target, factor, flip = self.aim(width, height, turn, draw, fast)
+        box, target, factor, flip = self.choose_crop(width, height, turn, draw, fast)
         if raw is not None:
             left, top = round(box[0]), round(box[1])
             right, bottom = left + target[0], top + target[1]
@@ -323,7 +323,7 @@ class Transform:
             small = small.transpose(pil_module().Transpose[turn.method])
         out[...] = decode.rgb_array(small, mirrored=flip)
 
-    def aim(
+    def choose_crop(
         self, width: int, height: int, turn: Turn, draw: int, fast: bool
     ) -> tuple[Box, tuple[int, int], int, bool]:
         """Return box, target, factor and flip: how to make the result of width x height pixels.
@@ -545,7 +545,7 @@ def _boxes(
         boxes[:, 2:] += boxes[:, :2]
         return boxes, flips & transform.flip
     found = [
-        transform.aim(width, height, UPRIGHT, draw, fast=False)
+        transform.choose_crop(width, height, UPRIGHT, draw, fast=False)
         for (width, height), draw in zip(sizes.tolist(), draws.tolist(), strict=True)
     ]
     some = np.array([box for box, *_ in found], np.float64).reshape(-1, 4)
@@ -715,7 +715,10 @@ def cut_tiles(
     interpolation: str,
     factor: int = 1,
 ) -> jpeg_tiles.Cut:
-    """Cut out the tiles that a resize of the box reads. box, target, factor: of Transform.aim."""
+    """Cut out the tiles that a resize of the box reads.
+
+    box, target, factor: of Transform.choose_crop.
+    """
     support = _SUPPORTS[interpolation]
     return tiles.cut(_room(box, target, support, tiles.width, tiles.height, factor))
 

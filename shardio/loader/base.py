@@ -18,7 +18,7 @@ from ..dataset.protocol import BatchReader
 from ..dataset.ranks import Consumers
 from ..dataset.whereabouts import PATIENCE_S
 from ..order.options import Options
-from .buffer_pool import Lock
+from .buffer_pool import PageLock
 from .stats import BatchStats, PoolFigures
 
 OVER = "this pass was interrupted, or its loader closed: iterate anew"
@@ -56,7 +56,7 @@ class PoolOptions:
     prefetch: int  # batches ahead, of each process
     timeout_s: float = 0.0  # to wait for a batch; 0: for ever
     copy: bool = False  # batches to memory of this process alone
-    lock: Lock | None = None  # page-locks the memory of batches
+    lock: PageLock | None = None  # page-locks the memory of batches
     context: BaseContext | None = None  # that starts processes
     patience_s: float = PATIENCE_S  # without a batch, until a warning says what is waited for
 
@@ -64,8 +64,9 @@ class PoolOptions:
 class WorkerPool(ABC):
     """Build batches ahead, pass after pass: `begin` a pass, then `take` its batches, in order.
 
-    One pass at a time: `begin` ends the one before. An error of a row ends the pass. A pool is of
-    the process that made it: in a forked one it is closed, and what it runs is left alone.
+    There is one pass at a time: `begin` ends the one before. An error of a row ends the pass. A
+    pool works only in the process that made it. In a forked child it counts as closed, and `close`
+    ends nothing there.
     """
 
     def __init__(self, options: PoolOptions, end: Callable[..., None], *args: Any) -> None:

@@ -87,7 +87,7 @@ class Batch:
         nbytes = torch.Size(shape).numel() * dtype.itemsize
         if nbytes < SMALL:
             return torch.empty(shape, dtype=dtype)
-        return torch.from_numpy(self.buffer.place(nbytes)[1]).view(dtype).view(shape)
+        return torch.from_numpy(self.buffer.allocate(nbytes)[1]).view(dtype).view(shape)
 
 
 class BatchBuilder:
@@ -97,11 +97,11 @@ class BatchBuilder:
     emit(batch, packed)  is called for each batch, in order, by one thread at a time; and, if there
                          is one, with the Failure that ends the pass in place of a batch
     places               where each thread says what it is at
-    interrupts           `turn` is called by the training loop: Ctrl-C passes
+    interrupts           `build_row` is called by the training loop: Ctrl-C passes
     listen(wait)         asks what the trainer says, which calls `more` or `drop`; wait: until it
                          says something. None: others call them
 
-    `more` and `drop` are for any thread; `turn` builds a row, `run` all of them.
+    `more` and `drop` are for any thread; `build_row` builds a row, `run` all of them.
     """
 
     def __init__(
@@ -123,12 +123,12 @@ class BatchBuilder:
         self._pack = pack
         self._emit = emit
         self._assembler = assembler
-        self._wanted = 0  # batches that may be begun
+        self._permits = 0  # batches that may be begun
         self._dropped = False
         self._more = threading.Condition()
-        self._pulling, self._counting, self._emitting = (threading.Lock() for _ in range(3))
+        self._row_lock, self._stats_lock, self._emit_lock = (threading.Lock() for _ in range(3))
         self._begun = 0  # batches
-        self._at: Batch | None = None  # whose rows are being handed out
+        self._current: Batch | None = None  # whose rows are being handed out
         self._open: dict[int, Batch] = {}  # begun, and not handed over
         self._done: dict[int, tuple[Batch | Failure, Any]] = {}  # by number, to be handed over
         self._next = 0  # the one that is to be handed over next
@@ -137,7 +137,7 @@ class BatchBuilder:
     def more(self, batches: int = 1) -> None:
         """Let so many more batches be built: the trainer wants them."""
         with self._more:
-            self._wanted += batches
+            self._permits += batches
             self._more.notify_all()
 
     def drop(self) -> None:
@@ -163,7 +163,7 @@ class BatchBuilder:
         """Give back the memory of batches begun in vain, after the last turn."""
         with suppress(ValueError):  # it is running: a signal's handler has closed the loader
             self._tasks.close()  # or it would keep the batch that it is at
-        self._at = None
+        self._current = None
         for batch in self._open.values():
             batch.forget()
             batch.buffer.hand_over()  # what a collate_fn keeps of it is to be known
@@ -174,15 +174,15 @@ class BatchBuilder:
         """Build rows until nothing is left, by the thread of this number."""
         work = Progress()
         work.note = self._places[thread].note
-        while self.turn(work, thread):
+        while self.build_row(work, thread):
             pass
 
-    def turn(self, work: Progress, thread: int = 0) -> bool:
+    def build_row(self, work: Progress, thread: int = 0) -> bool:
         """Build one row, once it is wanted. Returns False if nothing is left to be built."""
         batch, place = None, self._places[thread]
         try:
             work.number = -1
-            with self._pulling:
+            with self._row_lock:
                 if self._listen is not None and perf_counter() - self._listened > LISTEN_S:
                     self._ask(self._listen, False)
                 task = None if self._dropped else next(self._tasks, None)
@@ -195,7 +195,7 @@ class BatchBuilder:
                 place.at[0] = BETWEEN
                 del row, task  # the batch may be handed over before the next turn
                 end = perf_counter()
-                with self._counting:
+                with self._stats_lock:
                     batch.read_s += work.read - start
                     batch.decode_s += work.decoded - work.read
                     batch.transform_s += end - work.decoded
@@ -225,7 +225,7 @@ class BatchBuilder:
             rows = next(batches, None)
             if rows is None:
                 return
-            self._at = batch = Batch(rows, self._begun, self._buffers.take())
+            self._current = batch = Batch(rows, self._begun, self._buffers.take())
             self._begun += 1
             self._open[batch.number] = batch
             batch.collated = assembler.whole(rows, batch.empty)
@@ -236,19 +236,19 @@ class BatchBuilder:
                 batch.columns = assembler.columns(rows, batch.empty)
                 for i, row in enumerate(assembler.reader.rows(rows)):
                     yield batch, i, row
-            self._at = None
+            self._current = None
             del batch, rows
 
     def _wait(self) -> bool:
         """Wait until one more batch is wanted. Returns False if none is."""
         if self._listen is not None:
             self._ask(self._listen, False)
-            while not (self._wanted or self._dropped):
+            while not (self._permits or self._dropped):
                 self._ask(self._listen, True)
         with self._more:
-            while not (self._wanted or self._dropped):
+            while not (self._permits or self._dropped):
                 self._more.wait()
-            self._wanted -= 1
+            self._permits -= 1
             return not self._dropped
 
     def _ask(self, listen: Callable[[bool], None], wait: bool) -> None:
@@ -276,13 +276,13 @@ class BatchBuilder:
             error.__cause__ = stop
         error = as_error(error, where, interrupts=self._interrupts)
         self.drop()
-        batch = batch or self._at
+        batch = batch or self._current
         number = self._begun if batch is None else batch.number
         self._hand_over(number, Failure(error, where))
 
     def _hand_over(self, number: int, done: Batch | Failure, packed: Any = None) -> None:
         """Emit what comes next, in order, now that the batch of this number is done, or failed."""
-        with self._emitting:
+        with self._emit_lock:
             self._done.setdefault(number, (done, packed))
             while self._next in self._done:
                 done, packed = self._done.pop(self._next)

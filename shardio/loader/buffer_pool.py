@@ -5,8 +5,8 @@ that nothing is left behind. Each batch builder owns its buffers: it takes a fre
 in it one after the other, and lets it grow where that takes more. The trainer maps each buffer
 once, by a thread where its pages are locked, and gives batches out as views of it. When the last
 view has died the buffer is free again. As nothing is ever taken from under a view, a batch that is
-kept is never overwritten: a builder that finds no buffer free makes another. Nor is one that a
-child has which was forked meanwhile: such a buffer is not used again at all.
+kept is never overwritten: a builder that finds no buffer free makes another. A child that was
+forked while a batch was in use may keep that batch, too, so its buffer is never used again.
 
 Buffers of batches that are made where they are used are private, and have no descriptor.
 
@@ -29,12 +29,12 @@ import numpy as np
 
 from .. import native
 from ..storage import descriptors
-from .job_thread import Job, JobThread
+from .job_thread import JobThread, ThreadJob
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 # Page-locks memory at an address, of so many bytes, and gives what undoes that.
-Lock = Callable[[int, int], Callable[[], object]]
+PageLock = Callable[[int, int], Callable[[], object]]
 
 ALIGN = 4096  # arrays begin on pages: what a device copies from, and no two threads write one line
 
@@ -42,10 +42,11 @@ ALIGN = 4096  # arrays begin on pages: what a device copies from, and no two thr
 class Buffer:
     """Hold the memory of one batch, in the process that makes it.
 
-    `fd` is its descriptor, -1: private; `shown` how many bytes the trainer knows of. `size` is its
-    bytes, `used` how many the batch takes. `grown` is called when it is made of, or grows to, more
-    than the least. Arrays in it stay valid when it grows: all mappings are of the
-    same memory. Private memory is replaced then; the batch has parts in both.
+    `fd` is its descriptor; -1: the memory is private. `size` is its bytes, `used` how many of them
+    the batch takes, `shown_bytes` how many the trainer knows of. `grown` is called when the buffer
+    is made larger than the least size, or grows. Arrays in it stay valid when it grows: all
+    mappings are of the same memory. Private memory is replaced then, and the batch has parts in
+    both.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Buffer:
     ) -> None:
         self.number = number
         self.fd = -1 if private else descriptors.anonymous_memory()
-        self.size = self.used = self.shown = 0
+        self.size = self.used = self.shown_bytes = 0
         self._grown = grown
         self._lock = threading.Lock()
         self._views: list[Bytes] = []  # since `begin`; the last one is of all bytes
@@ -72,7 +73,7 @@ class Buffer:
         self._views = [np.frombuffer(self._map, np.uint8)]
         self._starts = [self._address]
 
-    def place(self, nbytes: int) -> tuple[int, Bytes]:
+    def allocate(self, nbytes: int) -> tuple[int, Bytes]:
         """Return an offset in the buffer, and (nbytes,) uint8 there: writable, not cleared."""
         with self._lock:
             start = -(-self.used // ALIGN) * ALIGN
@@ -147,8 +148,8 @@ class BufferPool:
         self._free: list[Buffer] = []
         self._numbers = count()
         self._largest = 0  # bytes that a batch took
-        self.most = 0  # buffers that there have been at a time
-        self._spare: int | None = None
+        self.peak = 0  # buffers that there have been at a time
+        self._min_free: int | None = None
 
     @property
     def bytes(self) -> int:
@@ -166,16 +167,16 @@ class BufferPool:
             largest = max([self._largest, *[one.used for one in self._all.values()]])
             buffer = Buffer(next(self._numbers), largest, private=self._private, grown=self._grown)
             self._all[buffer.number] = buffer
-            self.most = max(self.most, len(self._all))
+            self.peak = max(self.peak, len(self._all))
         left = len(self._free)
-        self._spare = left if self._spare is None else min(self._spare, left)
+        self._min_free = left if self._min_free is None else min(self._min_free, left)
         buffer.begin()
         return buffer
 
-    def spare(self) -> int:
+    def take_min_free(self) -> int:
         """Return the buffers that were free whenever one was taken, since this was asked last."""
-        spare, self._spare = self._spare, None
-        return spare or 0
+        least, self._min_free = self._min_free, None
+        return least or 0
 
     def free(self, number: int, *, reuse: bool = True) -> None:
         """Take back a buffer that nobody uses any more; reuse=False: nobody is to use it again."""
@@ -204,7 +205,7 @@ class MappedBuffer:
     """
 
     def __init__(
-        self, fd: int, size: int, lock: Lock | None = None, thread: JobThread | None = None
+        self, fd: int, size: int, lock: PageLock | None = None, thread: JobThread | None = None
     ) -> None:
         self._fd = fd
         self.shared = False  # a child that was forked may read it for ever
@@ -213,7 +214,7 @@ class MappedBuffer:
         self._locked = ExitStack()  # unlocks the pages when it is closed
         self._closed = False
         self._thread = thread
-        self._jobs: list[Job[None]] = []  # of the thread, that nobody has waited for
+        self._jobs: list[ThreadJob[None]] = []  # of the thread, that nobody has waited for
         try:
             self.map(size)
         except BaseException:  # no memory: nobody else knows the descriptor
@@ -278,10 +279,10 @@ class PrivateBuffers:
     next write, and a device would go on reading the first ones.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_free: int) -> None:
         self._all: set[MappedBuffer] = set()
         self._free: deque[MappedBuffer] = deque()
-        self._most = most  # pieces that are free, and kept for what comes
+        self._max_free = max_free  # pieces that are free, and kept for what comes
 
     @property
     def bytes(self) -> int:
@@ -293,7 +294,7 @@ class PrivateBuffers:
         size = len(data)
         while self._free:
             own = self._free.popleft()
-            if own.size >= size and len(self._free) < self._most:
+            if own.size >= size and len(self._free) < self._max_free:
                 break
             self._all.discard(own)
         else:

@@ -61,10 +61,10 @@ class DeviceOptions:
                 'decode="cuda" and a built-in transform'
             )
 
-    def target(self) -> Target | None:
+    def target(self) -> DeviceTarget | None:
         """Return the target that these say; None: there is no device. Raises OptionError."""
         if self.device is not None:
-            return Target(self)
+            return DeviceTarget(self)
         images = ("mean", "std", "dtype", "channels_last")
         given = [name for name in images if getattr(self, name) is not None]
         given += ["ahead"] * (self.ahead != 1) + ["pin"] * (self.pin not in ("auto", False))
@@ -114,7 +114,7 @@ def prefetch(
     """
     options = DeviceOptions(device, mean, std, dtype, channels_last, ahead, pin, decoder, kernels)
     options.check_with(getattr(loader, "dataset", None))
-    return Prefetch(loader, Target(options))
+    return Prefetch(loader, DeviceTarget(options))
 
 
 class Prefetch:
@@ -124,7 +124,7 @@ class Prefetch:
     decoded. All else (`set_epoch`, `dataset`, `batch_size`, ...) is the loader's.
     """
 
-    def __init__(self, loader: Iterable[Any], target: Target) -> None:
+    def __init__(self, loader: Iterable[Any], target: DeviceTarget) -> None:
         if not hasattr(loader, "__iter__"):
             raise OptionError(
                 f"prefetch: {printable(repr(loader))} is no loader: expected an iterable of batches"
@@ -165,7 +165,7 @@ def _uncertain(*_: Any, **__: Any) -> Any:
     )
 
 
-class Target:
+class DeviceTarget:
     """Hold where batches go, and what becomes of the images: the options of `prefetch`, checked.
 
     Holds what lasts from pass to pass: the stream, and the page-locked staging buffers.
@@ -280,7 +280,7 @@ class DevicePrefetcher(BatchIterator):
     idle_s: float | None = None
     behind: bool = False
 
-    def __init__(self, batches: Iterable[Any], target: Target) -> None:
+    def __init__(self, batches: Iterable[Any], target: DeviceTarget) -> None:
         self.taken = 0
         self._iterator = iter(batches)
         self._transfer = target.transfer()

@@ -80,7 +80,7 @@ class Cropper:
         self.counts.add_finished([Reason(int(one)) for one in places[finished, Place.REASON]])
         for rows in _groups(places, most_bytes):
             self._settle()
-            left = self._drawn(crops, rows, out)
+            left = self._decode_at_once(crops, rows, out)
             if len(left):
                 pictures = _at(left, self._decoded(crops, left, left is not rows), len(crops))
                 self._resample(pictures, crops, out)
@@ -91,7 +91,7 @@ class Cropper:
         """Return True if `make` normalises and casts too: kernels of Triton do."""
         return self._images.fused and self._images.channels in (None, 3)
 
-    def _drawn(self, crops: EncodedCrops, rows: Rows, out: torch.Tensor) -> Rows:
+    def _decode_at_once(self, crops: EncodedCrops, rows: Rows, out: torch.Tensor) -> Rows:
         """Make the crops of these rows with few steps for each, if the decoder and Triton can.
 
         Return the rows that are left.
@@ -101,7 +101,7 @@ class Cropper:
             return rows
         places = crops.places.numpy()
         sizes = places[rows][:, [Place.HEIGHT, Place.WIDTH]].astype(np.int64)
-        drawn = decoder.draw(crops.files, rows, sizes)
+        drawn = decoder.decode_at_once(crops.files, rows, sizes)
         if drawn is None:
             return rows
         from . import device_kernels

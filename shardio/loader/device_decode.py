@@ -45,7 +45,7 @@ _SMALL_JPEG = zlib.decompress(
 Numbers = NDArray[np.int64]
 
 
-class Drawn(NamedTuple):
+class DecodedImages(NamedTuple):
     """Hold decoded pictures: (height, width, 3) uint8 RGB each, dense, on the device.
 
     addresses  (n,) where each begins; of one that was refused, any number
@@ -80,7 +80,9 @@ class Decoder(ABC):
         pixels: (3, height, width) uint8 RGB on the device, as stored: EXIF does not turn them.
         """
 
-    def draw(self, files: EncodedImages, rows: Numbers, sizes: Numbers) -> Drawn | None:
+    def decode_at_once(
+        self, files: EncodedImages, rows: Numbers, sizes: Numbers
+    ) -> DecodedImages | None:
         """Decode the files of these rows as `decode` does, with few steps for each of them.
 
         A thread that makes many keeps the training loop waiting for Python's lock. sizes: (n, 2)
@@ -124,10 +126,12 @@ class NvImgCodec(Decoder):
             for image in self._decoded([file.numpy() for file in files])
         ]
 
-    def draw(self, files: EncodedImages, rows: Numbers, sizes: Numbers) -> Drawn | None:
+    def decode_at_once(
+        self, files: EncodedImages, rows: Numbers, sizes: Numbers
+    ) -> DecodedImages | None:
         """Decode files: see Decoder."""
         data, offsets = files.buffer.numpy(), files.offsets.tolist()
-        return drawn_of(
+        return decoded_images(
             self._decoded([data[offsets[row] : offsets[row + 1]] for row in rows.tolist()]), sizes
         )
 
@@ -141,7 +145,7 @@ class NvImgCodec(Decoder):
         return self._images
 
 
-def drawn_of(images: Sequence[Any], sizes: Numbers) -> Drawn:
+def decoded_images(images: Sequence[Any], sizes: Numbers) -> DecodedImages:
     """Return where images lie that have `__cuda_array_interface__`; None is one that was refused.
 
     One that is not (height, width, 3), of the sizes, and dense is refused, too.
@@ -153,7 +157,7 @@ def drawn_of(images: Sequence[Any], sizes: Numbers) -> Drawn:
         dense = None, (3 * width, 3, 1)
         if held and held["shape"] == (height, width, 3) and held.get("strides") in dense:
             addresses[at], refused[at] = held["data"][0], False
-    return Drawn(addresses, refused, images)
+    return DecodedImages(addresses, refused, images)
 
 
 class TorchCodec(Decoder):

@@ -39,7 +39,7 @@ class InProcessWorkers(WorkerPool):
     def figures(self) -> PoolFigures:
         """Return what the buffers take; there are no processes."""
         ring, buffers = self.options.prefetch + 2, self._buffers
-        return PoolFigures(buffers=buffers.most, ring=ring, batch_bytes=buffers.bytes)
+        return PoolFigures(buffers=buffers.peak, ring=ring, batch_bytes=buffers.bytes)
 
     def begin(self, what: Pass, steps: int) -> None:
         """Begin a pass. What was left of the last one is dropped."""
@@ -80,7 +80,7 @@ class InProcessWorkers(WorkerPool):
         if not self.options.threads:
             work = Progress()
             while self._queue.empty():
-                if not builder.turn(work) and self._queue.empty():
+                if not builder.build_row(work) and self._queue.empty():
                     raise WorkerError(OVER)
         done, batch = self._next(start)
         if isinstance(done, Failure):

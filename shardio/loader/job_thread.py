@@ -27,11 +27,11 @@ class JobThread:
         self._owner = os.getpid()
         self._last: Callable[[], Future[Any] | None] = lambda: None
 
-    def submit(self, function: Callable[..., T], *args: Any, **options: Any) -> Job[T]:
+    def submit(self, function: Callable[..., T], *args: Any, **options: Any) -> ThreadJob[T]:
         """Run function(*args, **options) there, after all jobs before it."""
         future = self._executor.submit(function, *args, **options)
         self._last = weakref.ref(future)  # who has the job has what it returned, nobody else
-        return Job(future)
+        return ThreadJob(future)
 
     def wait(self) -> None:
         """Wait until all jobs are over."""
@@ -40,7 +40,7 @@ class JobThread:
             wait([last])
 
 
-class Job(Generic[T]):
+class ThreadJob(Generic[T]):
     """Hold a job of a JobThread, and what it returned or raised."""
 
     def __init__(self, future: Future[T]) -> None:

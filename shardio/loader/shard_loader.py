@@ -40,7 +40,7 @@ from ..units import check_int, refuse_options
 from . import pinned
 from .base import Pass, PoolOptions, WorkerPool
 from .decode_advice import PHOTOGRAPH, DecodeAdvice, decode_advice
-from .device import DeviceOptions, DevicePrefetcher, Target
+from .device import DeviceOptions, DevicePrefetcher, DeviceTarget
 from .in_process import InProcessWorkers
 from .pinned import Pin
 from .resident import Resident
@@ -48,7 +48,7 @@ from .stats import BatchStats, LoaderExplanation, PoolFigures
 from .worker_pool import WorkerProcesses
 
 # Options of DataLoader and of other loaders, which their users will try: what to do instead.
-_OTHERS = {
+_ADVICE = {
     "workers": "it is called num_workers, as DataLoader's",
     "prefetch": "it is called prefetch_factor, as DataLoader's",
     "pin_memory": "give device=, and the batches come there from page-locked memory (pin=)",
@@ -66,13 +66,13 @@ _OTHERS = {
     "use_prefetcher": "give device=, which takes batches there ahead of use",
     **dict.fromkeys(("img_dtype", "fp16"), "give dtype="),
 }
-_OTHERS = {
+_REFUSED = {
     **{name: f"of the dataset: {advice}" for name, advice in OTHER_NAMES.items()},
     **{
         name: f"give it to the dataset, ShardDataset({name}=...)"
         for name in signature(ShardDataset).parameters
     },
-    **_OTHERS,
+    **_ADVICE,
 }
 
 
@@ -105,7 +105,7 @@ class ShardLoader:
     cause, which names the record and holds the traceback.
     """
 
-    @refuse_options("ShardLoader", _OTHERS)
+    @refuse_options("ShardLoader", _REFUSED)
     def __init__(
         self,
         dataset: Stream,
@@ -182,12 +182,12 @@ class ShardLoader:
         if self._resident is not None:
             if not self._resident.filled:
                 self._fill(self._resident)
-            source: MakeBatches = partial(_gather, self._resident, self.target)
+            make_batches: MakeBatches = partial(_gather, self._resident, self.target)
         else:
             if self._pool is None or self._pool.closed:
                 self._pool = self._start()
-            source = partial(_build, self.dataset, self._pool, self.target)
-        self._last = self.dataset.iterate(source)
+            make_batches = partial(_build, self.dataset, self._pool, self.target)
+        self._last = self.dataset.iterate(make_batches)
         return self._last
 
     @property
@@ -307,16 +307,16 @@ class _PoolBatches(BatchIterator):
     batch_stats: BatchStats | None = None
 
     def __init__(self, pool: WorkerPool, options: Options, share: Partition) -> None:
-        seen = consumers(share.world_size, pool.workers)
+        readers = consumers(share.world_size, pool.workers)
         place = share.epoch.epoch, share.start, share.rank, share.world_size
-        pool.begin(Pass(options, *place, seen), share.steps)
+        pool.begin(Pass(options, *place, readers), share.steps)
         self._pool = pool
         self._left = share.steps
         self._pass = pool.passes
-        self._one = threading.Lock()  # threads may take batches of one pass
+        self._next_lock = threading.Lock()  # threads may take batches of one pass
 
     def __next__(self) -> Any:
-        with self._one:
+        with self._next_lock:
             if not self._left:
                 raise StopIteration
             if self._pass != self._pool.passes:
@@ -334,14 +334,14 @@ class _PoolBatches(BatchIterator):
 
 
 def _build(
-    stream: Stream, pool: WorkerPool, target: Target | None, share: Partition
+    stream: Stream, pool: WorkerPool, target: DeviceTarget | None, share: Partition
 ) -> BatchIterator:
     """Iterate over the batches of a rank's share, which a pool builds."""
     batches = _PoolBatches(pool, stream.options, share)
     return batches if target is None else DevicePrefetcher(batches, target)
 
 
-def _gather(resident: Resident, target: Target | None, share: Partition) -> Iterator[Any]:
+def _gather(resident: Resident, target: DeviceTarget | None, share: Partition) -> Iterator[Any]:
     """Iterate over the batches of a rank's share, from memory."""
     batches = resident.batches(share)
     if target is not None and resident.device != target.device:
@@ -349,7 +349,7 @@ def _gather(resident: Resident, target: Target | None, share: Partition) -> Iter
     return batches if target is None else map(target.images.finish, batches)
 
 
-def _place(resident: str, target: Target | None) -> torch.device:
+def _place(resident: str, target: DeviceTarget | None) -> torch.device:
     """Return the device that resident data lies on. Raises OptionError."""
     if resident == "ram":
         return torch.device("cpu")

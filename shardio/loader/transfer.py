@@ -28,7 +28,7 @@ import torch
 
 from ..dataset.encoded_crops import EncodedCrops
 from .device_crops import Cropper
-from .job_thread import Job, JobThread
+from .job_thread import JobThread, ThreadJob
 from .normalize import Images, leaves, walk
 from .pinned import Pin, StagingBuffers
 
@@ -288,9 +288,9 @@ class _StreamBatch(DeviceBatch):
 class LaterBatch(DeviceBatch):
     """Hold a batch whose work a thread issues."""
 
-    def __init__(self, job: Job[DeviceBatch]) -> None:
+    def __init__(self, job: ThreadJob[DeviceBatch]) -> None:
         super().__init__(None)
-        self._job: Job[DeviceBatch] | None = job
+        self._job: ThreadJob[DeviceBatch] | None = job
         self._issued: DeviceBatch | None = None
 
     def read(self) -> bool:

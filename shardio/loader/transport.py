@@ -50,7 +50,7 @@ def wrap(batch: Any, buffer: Buffer) -> WrappedBatch:
         data = file.getbuffer()
     if len(data) < _INLINE:
         return bytes(data)
-    start, place = buffer.place(len(data))
+    start, place = buffer.allocate(len(data))
     place[:] = np.frombuffer(data, np.uint8)
     return start, start + len(data)
 
@@ -96,7 +96,7 @@ def _tensor_place(value: torch.Tensor, buffer: Buffer) -> _Place:
     flat = value.as_strided((value.numel(),), (1,)).view(torch.uint8)
     if value.nbytes < SMALL:
         return flat.numpy().tobytes(), name, tuple(shape), stride
-    start, place = buffer.place(value.nbytes)
+    start, place = buffer.allocate(value.nbytes)
     torch.from_numpy(place).copy_(flat)
     return start, name, tuple(shape), stride
 

@@ -1,10 +1,10 @@
 """The trainer's end of one loader process: what is asked of it, and what it sent.
 
-How it works. Each batch lies in a buffer of shared memory, which is mapped here once. Processes
-show their buffers by a second socket. Where pages are locked, the trainer looks there whenever
-it takes a batch, or waits for one, at what all processes show, and has a thread map and lock it
-(`JobThread`). What the trainer lets go of is told with the next request. A process that is gone has
-closed its socket: `receive` says which and how.
+How it works. Each batch lies in a buffer of shared memory, which is mapped here once. A process
+sends the descriptors of its buffers by a second socket. Where pages are locked, the trainer reads
+these sockets of all processes whenever it takes a batch, or waits for one, and a thread maps and
+locks the buffers (`JobThread`). Each request also says which buffers are free again. A process that
+is gone has closed its socket: `receive` says which one, and how it ended.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ..dataset.whereabouts import Late
 from ..errors import WorkerError
 from ..storage import descriptors
 from .base import Pass
-from .buffer_pool import Lock, MappedBuffer
+from .buffer_pool import MappedBuffer, PageLock
 from .job_thread import JobThread
-from .worker_process import SHOWN, Sent
+from .worker_process import BUFFER_MESSAGE, Sent
 
 WAIT_S = 5.0  # for a process that was told to leave, before it is killed
 GUARD = 'A script needs `if __name__ == "__main__":` around all that it does'  # unless it forks
@@ -46,13 +46,13 @@ class WorkerConnection:
     number: int
     process: Any  # of multiprocessing
     connection: Connection
-    shows: Connection  # its buffers
-    most: int  # buffers that it keeps when they are free
-    lock: Lock | None
+    buffer_socket: Connection  # by which it shows its buffers
+    max_buffers: int  # that it keeps, used or free
+    lock: PageLock | None
     late: Late
     mapper: JobThread | None = None  # that maps and locks buffers
-    told: int = -1  # the number of the pass that it was told last
-    asked: int = 0  # batches of that, so far
+    pass_number: int = -1  # the pass that it was told last
+    requested: int = 0  # batches of that pass, so far
     mapped: dict[int, MappedBuffer] = field(default_factory=dict)  # by buffer
     freed: deque[int] = field(default_factory=deque)  # whose last view died; any thread appends
 
@@ -61,33 +61,33 @@ class WorkerConnection:
         self._arrives, self._is_there = select.poll(), select.poll()
         for one in self._arrives, self._is_there:
             one.register(self.connection.fileno(), select.POLLIN)
-        self._shown = descriptors.as_socket(self.shows)
+        self._buffer_socket = descriptors.as_socket(self.buffer_socket)
         self._others: dict[int, WorkerConnection] = {}  # by socket, who shows buffers early
         self._closed = False
         self._batches = 0
-        self._spare = self.most  # the least of the last so many
+        self._spare = self.max_buffers  # the least of the last so many
         self._surplus = False  # a buffer is to be given back
 
     def watch(self, all_of_them: Iterable[WorkerConnection]) -> None:
         """Look at what these show, too, when a batch is received: they show buffers early."""
         for other in all_of_them:
-            self._others[other._shown.fileno()] = other
-            self._arrives.register(other._shown.fileno(), select.POLLIN)
+            self._others[other._buffer_socket.fileno()] = other
+            self._arrives.register(other._buffer_socket.fileno(), select.POLLIN)
 
-    def tell(self, number: int, what: Pass, wanted: int, *, follows: bool = False) -> None:
-        """Tell it to make this pass. Batches of another one that it has not made are dropped, or,
-        if this pass follows that one, made before."""
-        self.told, self.asked = number, wanted
+    def start_pass(self, number: int, what: Pass, wanted: int, *, follows: bool = False) -> None:
+        """Ask for the first batches of a pass. What is not made yet of the pass before is dropped;
+        with follows=True it is made first."""
+        self.pass_number, self.requested = number, wanted
         self._send(number, what, follows, wanted)
 
     def more(self, wanted: int = 1) -> None:
         """Ask for so many more batches of the pass that it was told last."""
-        self.asked += wanted
-        self._send(self.told, None, False, wanted)
+        self.requested += wanted
+        self._send(self.pass_number, None, False, wanted)
 
     def discard(self) -> None:
-        """Receive what was made of a pass that was left: its buffers serve the one that is told
-        next, or that would be made in others."""
+        """Receive what was made of a pass that was left, so that the next pass uses its buffers
+        again."""
         while self.connection.poll():
             self.drop(self.receive(perf_counter()))
 
@@ -101,14 +101,14 @@ class WorkerConnection:
         self._spare = min(self._spare, spare)
         self._batches += 1
         if self._batches % LOOK == 0:
-            self._surplus, self._spare = self._spare > 0, self.most
+            self._surplus, self._spare = self._spare > 0, self.max_buffers
 
     def _send(self, number: int, what: Pass | None, follows: bool, wanted: int) -> None:
         """Send a request, with the buffers that are free again; those too many are given back."""
         free, gone = [], []
         while self.freed:
             buffer = self.freed.popleft()
-            if self._surplus or len(self.mapped) > self.most or self.mapped[buffer].shared:
+            if self._surplus or len(self.mapped) > self.max_buffers or self.mapped[buffer].shared:
                 self._surplus = False
                 self.mapped.pop(buffer).close()
                 gone.append(buffer)
@@ -125,7 +125,7 @@ class WorkerConnection:
         except (EOFError, OSError):
             self._gone()
         while sent.buffer >= 0 and not self._knows(sent):
-            if not self._meet():
+            if not self._map_shown():
                 self._gone()
         return sent
 
@@ -133,16 +133,16 @@ class WorkerConnection:
         """Return True if the buffer of a batch is mapped, or is being mapped, as it is now."""
         return sent.buffer in self.mapped and self.mapped[sent.buffer].size >= sent.size
 
-    def _meet(self) -> bool:
+    def _map_shown(self) -> bool:
         """Map what it shows: a new buffer, or one that has grown. False: it is gone.
 
         Raises WorkerError where there is no room for a descriptor.
         """
         try:
-            data, fd = descriptors.receive_with(self._shown, SHOWN.size)
+            data, fd = descriptors.receive_with(self._buffer_socket, BUFFER_MESSAGE.size)
         except (EOFError, OSError):
             return False
-        buffer, size = SHOWN.unpack(data)
+        buffer, size = BUFFER_MESSAGE.unpack(data)
         if buffer in self.mapped:
             self.mapped[buffer].map(size)
         elif fd >= 0:
@@ -172,7 +172,7 @@ class WorkerConnection:
             ready = [fd for fd, _ in self._arrives.poll(1e3 * wait_s)]
             for fd in ready:
                 other = self._others.get(fd)
-                if other is not None and not other._meet():
+                if other is not None and not other._map_shown():
                     self._others.pop(fd, None)  # `receive` says so when its batch is due
                     self._arrives.unregister(fd)
             if self.connection.fileno() in ready:
@@ -214,7 +214,7 @@ class WorkerConnection:
     def leave(self) -> None:
         """Close the sockets, and nothing else: in a child that was forked they are its own."""
         self.connection.close()
-        self._shown.close()
+        self._buffer_socket.close()
 
     def _gone(self) -> NoReturn:
         join(self.process, WAIT_S)
@@ -230,7 +230,7 @@ class WorkerConnection:
                 advice = f"Fewer workers, or a smaller prefetch_factor, take less memory; {advice}"
         last = self.late.whereabouts.last(self.number)
         how += f", while it was at {last}" if last else ""
-        if code is not None and code >= 0 and self.told >= 0 and not self.mapped:
+        if code is not None and code >= 0 and self.pass_number >= 0 and not self.mapped:
             how += ", before it made a batch; what it said, if it did, stands above"
             if getattr(self.process, "_start_method", "fork") != "fork":
                 how += f". {GUARD}"

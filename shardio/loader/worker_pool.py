@@ -36,7 +36,7 @@ from .worker_process import Sent, WorkerJob, run_worker
 
 # Buffers beyond the ring that a loop may keep, at most. Each takes two descriptors here, and
 # batches that are kept beyond what can be spared of these are copied to memory without any.
-_KEPT = 100
+_MAX_KEPT_BUFFERS = 100
 
 
 class WorkerProcesses(WorkerPool):
@@ -54,18 +54,18 @@ class WorkerProcesses(WorkerPool):
                 "num_workers=0, or start this process with daemon=False"
             )
         workers, lock = options.workers, options.lock
-        most = options.prefetch + 2
-        self._ring = workers * most
-        self._own = PrivateBuffers(most)
-        self._kept = min(_KEPT, spare_descriptors() // 2)
+        max_buffers = options.prefetch + 2
+        self._ring = workers * max_buffers
+        self._own = PrivateBuffers(max_buffers)
+        self._max_kept = min(_MAX_KEPT_BUFFERS, spare_descriptors() // 2)
         self._step = self._steps = 0
         self._now = -1  # the number of the pass that is being taken
         self._newest = -1  # and of the one that was told last
         self._what: Pass | None = None  # what that is
         self._epoch = 0  # of the pass that is being taken
-        self._onwards = 0 if stream.evaluates else 1  # epochs from one pass to the next, so far
+        self._epoch_step = 0 if stream.evaluates else 1  # epochs from one pass to the next, so far
         self._all: list[WorkerConnection] = []
-        self._most = 0  # buffers that there have been at a time
+        self._peak_buffers = 0  # buffers that there have been at a time
         super().__init__(options, _close, self._all, self._own)
         whereabouts = Whereabouts(workers, options.threads)
         job = WorkerJob(
@@ -86,7 +86,9 @@ class WorkerProcesses(WorkerPool):
                 target=run_worker, args=(theirs, shown, number, job), name=name, daemon=True
             )
             with shows:
-                one = WorkerConnection(number, process, ours, shows, most, lock, late, mapper)
+                one = WorkerConnection(
+                    number, process, ours, shows, max_buffers, lock, late, mapper
+                )
             self._all.append(one)
             _CONNECTIONS.add(one)
             with theirs, shown:
@@ -101,25 +103,27 @@ class WorkerProcesses(WorkerPool):
         pids = [one.process.pid for one in self._all]
         nbytes = sum(mapped.size for one in self._all for mapped in one.mapped.values())
         nbytes += self._own.bytes
-        return PoolFigures(pids=pids, buffers=self._most, ring=self._ring, batch_bytes=nbytes)
+        return PoolFigures(
+            pids=pids, buffers=self._peak_buffers, ring=self._ring, batch_bytes=nbytes
+        )
 
     def begin(self, what: Pass, steps: int) -> None:
         """Begin a pass of so many batches. What was left of the last one is dropped."""
         self.passes += 1
         if self._newest == self._now or what != self._what:  # else it was told already
             if self._what is not None and 0 <= what.epoch - self._epoch <= 1:
-                self._onwards = what.epoch - self._epoch
+                self._epoch_step = what.epoch - self._epoch
             self._newest += 1
             self._what = what
         self._now, self._epoch = self._newest, what.epoch
         self._step, self._steps = 0, steps
-        with self._unbroken():
+        with self._close_on_error():
             for process in self._all:
-                if process.told != self._now:
+                if process.pass_number != self._now:
                     process.discard()
-                    process.tell(self._now, what, self.options.prefetch)
-                elif process.asked < self.options.prefetch:
-                    process.more(self.options.prefetch - process.asked)
+                    process.start_pass(self._now, what, self.options.prefetch)
+                elif process.requested < self.options.prefetch:
+                    process.more(self.options.prefetch - process.requested)
 
     def take(self) -> tuple[Any, BatchStats]:
         """Return the next batch of the pass, and how it was made."""
@@ -127,7 +131,7 @@ class WorkerProcesses(WorkerPool):
             raise WorkerError(OVER)
         process = self._all[self._step % len(self._all)]
         start = perf_counter()
-        with self._unbroken():
+        with self._close_on_error():
             while (sent := process.receive(start)).number != self._now:
                 process.drop(sent)
             process.note(sent.spare)
@@ -143,10 +147,10 @@ class WorkerProcesses(WorkerPool):
     def _unpack(self, process: WorkerConnection, sent: Sent, wrapped: WrappedBatch) -> Any:
         self._ask(process)
         buffers = sum([len(one.mapped) for one in self._all])
-        self._most = max(self._most, buffers)
+        self._peak_buffers = max(self._peak_buffers, buffers)
         mapped, freed, buffer = process.mapped[sent.buffer], process.freed, sent.buffer
         view = mapped.view(lambda _: freed.append(buffer))
-        if self.options.copy or buffers > self._ring + self._kept:
+        if self.options.copy or buffers > self._ring + self._max_kept:
             view = self._own.copy(view[: sent.used])
         return unwrap(wrapped, view)
 
@@ -155,7 +159,7 @@ class WorkerProcesses(WorkerPool):
         return self.closed or self._all[self._step % len(self._all)].is_ready()
 
     @contextlib.contextmanager
-    def _unbroken(self) -> Iterator[None]:
+    def _close_on_error(self) -> Iterator[None]:
         """Close all when this is left early: a message may be half read, or a batch lost."""
         try:
             yield
@@ -169,15 +173,15 @@ class WorkerProcesses(WorkerPool):
     def _ask(self, process: WorkerConnection) -> None:
         """Ask a process for one more batch, for the one that was taken."""
         all_of_it = len(range(process.number, self._steps, len(self._all)))
-        if process.told != self._now or process.asked < all_of_it:
+        if process.pass_number != self._now or process.requested < all_of_it:
             process.more()
             return
         # All its batches of this pass were asked for: on with the next, which is most likely this.
         assert self._what is not None
         if self._newest == self._now:
-            self._what = self._what._replace(epoch=self._epoch + self._onwards, start=0)
+            self._what = self._what._replace(epoch=self._epoch + self._epoch_step, start=0)
             self._newest += 1
-        process.tell(self._newest, self._what, 1, follows=True)
+        process.start_pass(self._newest, self._what, 1, follows=True)
 
 
 def _start(process: Any, method: str) -> None:

@@ -47,7 +47,7 @@ from .buffer_pool import Buffer, BufferPool
 from .stats import BatchStats, add_requests
 from .transport import WrappedBatch, wrap
 
-SHOWN = struct.Struct("<QQ")  # the number of a buffer, and its bytes
+BUFFER_MESSAGE = struct.Struct("<QQ")  # the number of a buffer, and its bytes
 _CPU_EVERY_S = 0.005
 _SEED = 0x10AD  # what the seeds of Python's, numpy's and torch's generators are drawn for
 
@@ -89,7 +89,9 @@ class WorkerJob:
     shows_early: bool  # buffers, before they have a batch
 
 
-def run_worker(connection: Connection, shown: Connection, worker: int, job: WorkerJob) -> None:
+def run_worker(
+    connection: Connection, buffer_socket: Connection, worker: int, job: WorkerJob
+) -> None:
     """Run a loader process, the one of this number, until the trainer is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's; it closes the socket
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -102,22 +104,22 @@ def run_worker(connection: Connection, shown: Connection, worker: int, job: Work
     gc.freeze()
     torch.set_num_threads(1)  # there is a process for each core
     ranges.hold_client()
-    _Worker(connection, shown, worker, job).run()
+    _Worker(connection, buffer_socket, worker, job).run()
 
 
 class _Worker:
     """Build the batches that the trainer asks for, and send them."""
 
     def __init__(
-        self, connection: Connection, shown: Connection, worker: int, job: WorkerJob
+        self, connection: Connection, buffer_socket: Connection, worker: int, job: WorkerJob
     ) -> None:
         self._connection = connection
-        self._socket = descriptors.as_socket(shown)
-        shown.close()
+        self._buffer_socket = descriptors.as_socket(buffer_socket)
+        buffer_socket.close()
         # A transform may fork. With the socket in its child, the trainer would not learn of the end
         # of this process; and a child that comes back from the transform is not to send batches.
         os.register_at_fork(after_in_child=connection.close)
-        os.register_at_fork(after_in_child=self._socket.close)
+        os.register_at_fork(after_in_child=self._buffer_socket.close)
         self._worker, self._job = worker, job
         self._buffers = BufferPool(grown=self._show) if job.shows_early else BufferPool()
         self._showing = threading.Lock()
@@ -125,7 +127,7 @@ class _Worker:
         self._said = select.poll()
         self._said.register(connection.fileno(), select.POLLIN)
         self._lock = threading.Lock()
-        self._wanted: dict[int, int] = {}  # by pass that is not begun: batches asked for
+        self._requested: dict[int, int] = {}  # by pass that is not begun: batches asked for
         self._building = -1  # the pass of the builder
         self._builder: BatchBuilder | None = None
         self._cpu_s, self._cpu_at = process_time(), perf_counter()  # when that was asked last
@@ -155,11 +157,11 @@ class _Worker:
             listen=self._listen,
         )
         with self._lock:
-            wanted = self._wanted.pop(number, None)
+            wanted = self._requested.pop(number, None)
             if wanted is None:  # nobody wants it any more
                 return
             self._builder, self._building = builder, number
-            builder.more(wanted + int(bool(self._wanted)))  # see _do
+            builder.more(wanted + int(bool(self._requested)))  # see _do
         builder.run(job.threads)
         with self._lock:
             self._builder = None
@@ -174,28 +176,28 @@ class _Worker:
             return
         buffer = batch.buffer
         buffer.hand_over()
-        if buffer.shown < buffer.size:
+        if buffer.shown_bytes < buffer.size:
             self._show(buffer)
         stats = batch.stats(self._worker, self._new_cpu_s())
         stats = add_requests(stats, self._requests)
         shown = buffer.number, buffer.size, buffer.used
-        self._send(Sent(number, *shown, self._buffers.spare(), packed, stats))
+        self._send(Sent(number, *shown, self._buffers.take_min_free(), packed, stats))
 
     def _show(self, buffer: Buffer) -> None:
         """Show the trainer a buffer that is new, or its size when that has grown. In any thread."""
         with self._showing:
-            data = SHOWN.pack(buffer.number, buffer.size)
+            data = BUFFER_MESSAGE.pack(buffer.number, buffer.size)
             try:
-                if buffer.shown:
-                    self._socket.sendall(data)
+                if buffer.shown_bytes:
+                    self._buffer_socket.sendall(data)
                 else:
-                    descriptors.send(self._socket, buffer.fd, data)
+                    descriptors.send(self._buffer_socket, buffer.fd, data)
             except ConnectionError:  # the trainer is gone
                 _leave(0)
             except BaseException:  # too many descriptors under way: it would wait for ever
                 traceback.print_exc()
                 _leave(1)
-            buffer.shown = buffer.size
+            buffer.shown_bytes = buffer.size
 
     def _new_cpu_s(self) -> float:
         """Return the CPU time since it was asked last; 0 within 5 ms, since asking takes 17 us."""
@@ -255,17 +257,17 @@ class _Worker:
         with self._lock:
             if what is not None:
                 if not follows:
-                    self._wanted.clear()
+                    self._requested.clear()
                 if self._builder is not None:
                     # All batches of a pass were asked for before the next one follows it; with one
                     # more the builder sees that there is none.
                     self._builder.more() if follows else self._builder.drop()
-                self._wanted[number] = wanted
+                self._requested[number] = wanted
                 self._passes.append((number, what))
             elif self._builder is not None and number == self._building:
                 self._builder.more(wanted)
-            elif number in self._wanted:
-                self._wanted[number] += wanted
+            elif number in self._requested:
+                self._requested[number] += wanted
 
 
 def _leave(code: int) -> NoReturn:

@@ -5,6 +5,11 @@ needs it: what it does, Python and PIL do as well, and are what it is tested aga
 `native.core` anew each time, so that tests can take it away. A core that was built without xxHash's
 header leaves records, whose checksums they are, to Python: ask `records()` for the core that reads
 them.
+
+Its C files: `module.c` has what Python calls. `records.c` reads records and checks them. For JPEGs,
+`headers.c` reads the header, `entropy.c` the Huffman codes, `crop.c` decodes and crops, `resize.c`
+resamples, and `rewrite.c` makes tile JPEGs; `guard.c` takes the errors of libjpeg. All share
+`core.h`, and those of JPEGs `jpeg.h`.
 """
 
 from __future__ import annotations

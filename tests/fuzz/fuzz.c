@@ -1,7 +1,7 @@
 /* libFuzzer's harness for the C core: everything in core.h that is given bytes of strangers.
  *
  * The first byte of an input names what it goes to, then come arguments, then the bytes; numbers are
- * little-endian, and 0 where the input has ended. tests/test_fuzz_seeds.py reads the same bytes.
+ * little-endian, and 0 where the input has ended. tests/native/test_fuzz_seeds.py reads the same bytes.
  *
  *     p  data                                            core_jpeg_parse
  *     w  interval 2 | data                               core_rewrite

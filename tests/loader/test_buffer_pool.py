@@ -39,7 +39,7 @@ def mapped_bytes() -> int:
 def test_arrays_begin_on_pages_and_do_not_overlap(private: bool) -> None:
     buffer = Buffer(0, 0, private=private)
     buffer.begin()
-    placed = [buffer.place(n) for n in (1, ALIGN, ALIGN + 1, 0, 7)]
+    placed = [buffer.allocate(n) for n in (1, ALIGN, ALIGN + 1, 0, 7)]
     for i, (start, array) in enumerate(placed):
         assert start % ALIGN == 0 and array.ctypes.data % ALIGN == 0
         array[:] = i + 1
@@ -54,7 +54,7 @@ def test_arrays_outlive_the_growth_of_their_buffer(private: bool) -> None:
     buffer.begin()
     arrays = []
     for i in range(12):
-        _, array = buffer.place(ALIGN << i)
+        _, array = buffer.allocate(ALIGN << i)
         array[:] = i
         arrays.append(array)
     assert buffer.size >= buffer.used >= ALIGN << 11
@@ -65,9 +65,9 @@ def test_arrays_outlive_the_growth_of_their_buffer(private: bool) -> None:
 def test_an_offset_tells_where_memory_of_the_batch_lies() -> None:
     buffer = Buffer(0, 0)
     buffer.begin()
-    start, array = buffer.place(100)
+    start, array = buffer.allocate(100)
     assert buffer.offset(array.ctypes.data + 5, 95) == start + 5
-    _, later = buffer.place(50 * ALIGN)  # another mapping
+    _, later = buffer.allocate(50 * ALIGN)  # another mapping
     assert buffer.offset(array.ctypes.data + 5, 95) == start + 5
     assert buffer.offset(later.ctypes.data, 50 * ALIGN) is not None
     assert buffer.offset(np.zeros(10, np.uint8).ctypes.data, 10) is None
@@ -87,7 +87,7 @@ def test_threads_are_given_memory_of_their_own() -> None:
     def place() -> None:
         barrier.wait()
         for _ in range(50):
-            found.append(buffer.place(ALIGN))
+            found.append(buffer.allocate(ALIGN))
 
     threads = [threading.Thread(target=place) for _ in range(4)]
     for thread in threads:
@@ -124,7 +124,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_any_view_keeps_the_buffer(view: Callable[[torch.Tensor], Any], private: bool) -> None:
     buffers, freed = BufferPool(private=private), []
     buffer = buffers.take()
-    batch = torch.from_numpy(buffer.place(800)[1]).view(8, 100)
+    batch = torch.from_numpy(buffer.allocate(800)[1]).view(8, 100)
     buffer.hand_out(freed.append)
     kept = view(batch)
     del batch
@@ -142,7 +142,7 @@ def test_a_buffer_that_grew_is_free_when_the_views_of_all_its_memory_are_gone(
     for order in (0, 1), (1, 0):
         buffers, freed = BufferPool(private=private), []
         buffer = buffers.take()
-        arrays = [buffer.place(10)[1], buffer.place(20 * ALIGN)[1]]
+        arrays = [buffer.allocate(10)[1], buffer.allocate(20 * ALIGN)[1]]
         buffer.hand_out(freed.append)
         arrays[order[0]] = None
         gc.collect()
@@ -165,9 +165,9 @@ def test_views_that_die_in_threads_free_a_buffer_once() -> None:
     for _ in range(100):
         buffers = BufferPool(private=True)
         buffer = buffers.take()
-        held = [[buffer.place(10)[1]] for _ in range(2)]
-        buffer.place(30 * ALIGN)
-        held.append([buffer.place(10)[1]])
+        held = [[buffer.allocate(10)[1]] for _ in range(2)]
+        buffer.allocate(30 * ALIGN)
+        held.append([buffer.allocate(10)[1]])
         buffer.hand_out(freed.append)
         barrier = threading.Barrier(len(held))
 
@@ -188,7 +188,7 @@ def test_private_buffers_take_no_descriptors() -> None:
     buffers = BufferPool(private=True)
     kept = [buffers.take() for _ in range(20)]
     for buffer in kept:
-        buffer.place(10 * ALIGN)[1][:] = 1
+        buffer.allocate(10 * ALIGN)[1][:] = 1
     assert descriptors() <= before  # what earlier tests had open may be closed
     buffers.close()
 
@@ -199,38 +199,38 @@ def test_private_buffers_take_no_descriptors() -> None:
 def test_a_free_buffer_is_used_again_and_another_made_only_when_none_is() -> None:
     buffers = BufferPool()
     first, second = buffers.take(), buffers.take()
-    assert {first.number, second.number} == {0, 1} and buffers.most == 2
+    assert {first.number, second.number} == {0, 1} and buffers.peak == 2
     buffers.free(first.number)
     assert buffers.take() is first
     third = buffers.take()
-    assert third.number == 2 and buffers.most == 3
+    assert third.number == 2 and buffers.peak == 3
     buffers.close()
 
 
 def test_how_many_were_free_all_the_time_is_told_once() -> None:
     buffers = BufferPool()
-    assert buffers.spare() == 0
+    assert buffers.take_min_free() == 0
     taken = [buffers.take() for _ in range(3)]
     for buffer in taken:
         buffer.hand_over()
         buffers.free(buffer.number)
     buffers.take()
     buffers.take()
-    assert buffers.spare() == 0  # of all these
+    assert buffers.take_min_free() == 0  # of all these
     for buffer in taken[1:]:
         buffer.hand_over()
         buffers.free(buffer.number)
     buffers.take()
     buffers.free(taken[2].number)
     buffers.take()
-    assert buffers.spare() == 2 and buffers.spare() == 0
+    assert buffers.take_min_free() == 2 and buffers.take_min_free() == 0
     buffers.close()
 
 
 def test_a_new_buffer_is_as_large_as_batches_were() -> None:
     buffers = BufferPool()
     buffer = buffers.take()
-    buffer.place(100 * ALIGN)
+    buffer.allocate(100 * ALIGN)
     buffers.free(buffer.number)
     buffers.take()
     assert buffers.take().size >= 100 * ALIGN
@@ -255,7 +255,7 @@ def test_a_buffer_that_is_given_back_leaves_no_descriptor_and_no_mapping() -> No
 def test_a_batch_that_dies_after_all_buffers_were_closed_is_no_error() -> None:
     buffers = BufferPool(private=True)
     buffer = buffers.take()
-    array = buffer.place(10)[1]
+    array = buffer.allocate(10)[1]
     array[:] = 5
     buffer.hand_out(buffers.free)
     buffers.close()
@@ -267,13 +267,13 @@ def test_what_the_builder_itself_keeps_of_a_batch_is_not_overwritten() -> None:
     """A collate_fn may mix each batch with the one before, which it keeps."""
     buffers = BufferPool()
     buffer = buffers.take()
-    kept = buffer.place(10)[1]
+    kept = buffer.allocate(10)[1]
     kept[:] = 1
     buffer.hand_over()
     buffers.free(buffer.number)  # the trainer does not need it any more
     other = buffers.take()
     assert other is not buffer
-    other.place(10)[1][:] = 2
+    other.allocate(10)[1][:] = 2
     assert (kept == 1).all()
     del kept
     assert buffers.take() is buffer
@@ -286,12 +286,12 @@ def test_what_the_builder_itself_keeps_of_a_batch_is_not_overwritten() -> None:
 def test_the_user_sees_what_the_builder_writes_also_after_growth() -> None:
     buffer = Buffer(0, 0)
     buffer.begin()
-    buffer.place(10)[1][:] = 1
+    buffer.allocate(10)[1][:] = 1
     mapped = MappedBuffer(os.dup(buffer.fd), buffer.size)
     before: list[Any] = []
     first = mapped.view(before.append)
     assert (first[:10] == 1).all()
-    start, array = buffer.place(9 * ALIGN)
+    start, array = buffer.allocate(9 * ALIGN)
     array[:] = 2
     mapped.map(buffer.size)
     assert (first[:10] == 1).all()

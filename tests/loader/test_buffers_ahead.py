@@ -73,7 +73,7 @@ def locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Locks]:
         found.note("map")
         return map_memory(fd, size, **options)
 
-    monkeypatch.setattr(device.Target, "locks_pages", True)
+    monkeypatch.setattr(device.DeviceTarget, "locks_pages", True)
     monkeypatch.setattr(device, "page_lock", found.lock)
     monkeypatch.setattr(device, "page_unlock", found.unlock)
     monkeypatch.setattr(descriptors, "map_memory", noted)
@@ -148,7 +148,7 @@ def test_memory_is_locked_for_the_device_of_the_loop(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "current_device", lambda: getattr(here, "device", 0))
     monkeypatch.setattr(device, "page_lock", lambda address, nbytes, gpu: seen.append(gpu))
     monkeypatch.setattr(device, "page_unlock", lambda address, gpu: seen.append(gpu))
-    target = device.Target(device.DeviceOptions("cpu"))
+    target = device.DeviceTarget(device.DeviceOptions("cpu"))
     target.device = torch.device("cuda")
     lock = target.locker()
     for job in (lambda: unlocks.append(lock(4096, 10)), lambda: unlocks[0]()):
@@ -305,7 +305,7 @@ sys.path[:0] = {path!r}
 import test_buffers_ahead as t
 from pathlib import Path
 locks = t.Locks()
-t.device.Target.locks_pages = True
+t.device.DeviceTarget.locks_pages = True
 t.device.page_lock, t.device.page_unlock = locks.lock, locks.unlock
 locks.before = lambda: t.threading.Event().wait(0.05)
 loader = t.loader_of(Path(sys.argv[1]))

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from shardio.dataset.protocol import BatchIterator
 from shardio.errors import OptionError, StateError
-from shardio.loader.device import DeviceOptions, DevicePrefetcher, Target, prefetch
+from shardio.loader.device import DeviceOptions, DevicePrefetcher, DeviceTarget, prefetch
 from shardio.loader.device_crops import Cropper
 from shardio.loader.transfer import DeviceBatch, Transfer
 
@@ -89,7 +89,7 @@ class Readiness(BatchIterator):
 
 def test_a_batch_that_is_there_does_not_wait_for_one_that_is_not() -> None:
     source = Readiness(5)
-    ahead = DevicePrefetcher(source, Target(DeviceOptions("cpu", ahead=2)))
+    ahead = DevicePrefetcher(source, DeviceTarget(DeviceOptions("cpu", ahead=2)))
     assert int(next(ahead)) == 1 and source.given == 1
     source.there = 9
     assert int(next(ahead)) == 2 and source.given == 4  # two ahead, and no more
@@ -187,7 +187,7 @@ class Reading(DeviceBatch):
 class Slow(Transfer):
     """A transfer whose copies take as long as the test wants."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: DeviceTarget) -> None:
         cpu = torch.device("cpu")
         super().__init__(
             cpu, target.images, Cropper(cpu, lambda device: None, target.decoded, target.images)
@@ -229,7 +229,7 @@ class Source:
 
 
 def slow(count: int, ahead: int) -> tuple[Source, Slow, DevicePrefetcher]:
-    target, source = Target(DeviceOptions("cpu", ahead=ahead)), Source(count)
+    target, source = DeviceTarget(DeviceOptions("cpu", ahead=ahead)), Source(count)
     target._transfer = way = Slow(target)
     return source, way, DevicePrefetcher(source, target)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from support import small_datasets
+from support.device_batches import MEAN, STD
 from support.device_crops import Picture
 
 import shardio
@@ -24,7 +25,7 @@ from shardio import EncodedCrops, OptionError, RandomResizedCrop, ShardDataset, 
 from shardio.dataset.encoded import EncodedImages
 from shardio.images.device_crop import plan_crop
 from shardio.loader.device_crops import Cropper
-from shardio.loader.device_decode import Decoder, Drawn, decode_by_pil, drawn_of
+from shardio.loader.device_decode import DecodedImages, Decoder, decode_by_pil, decoded_images
 from shardio.loader.normalize import Images, takes_triton
 from shardio.loader.stats import DecodeCounts
 
@@ -34,7 +35,6 @@ pytest.importorskip(
 
 FILTERS = ("bilinear", "bicubic", "lanczos", "box", "hamming")
 SHAPE = (13, 22)
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Pictures, and pixels of a side at most: the interpreter is slow.
 COUNT, MOST = (48, 200) if torch.cuda.is_available() else (10, 36)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -63,6 +63,18 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     yield from loaded(monkeypatch, False)
+
+
+def dtypes_and_layouts(dtypes: Sequence[torch.dtype]) -> pytest.MarkDecorator:
+    """All pairs on a GPU; by the interpreter, which is slow, each dtype and each layout once."""
+    layouts = (None, False, True)
+    pairs = [
+        (dtype, last)
+        for i, dtype in enumerate(dtypes)
+        for j, last in enumerate(layouts)
+        if DEVICE == "cuda" or i % 3 == j
+    ]
+    return pytest.mark.parametrize("dtype, last", pairs)
 
 
 # --- crops ----------------------------------------------------------------------------------------
@@ -113,8 +125,7 @@ def test_a_file_that_is_smaller_than_what_its_crop_reads_reads_nothing_else(
     assert bool((out == 200).all())
 
 
-@pytest.mark.parametrize("last", [None, False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
+@dtypes_and_layouts(DTYPES)
 def test_crops_are_normalised_as_images_are(
     kernels: ModuleType, dtype: torch.dtype, last: bool | None
 ) -> None:
@@ -132,8 +143,7 @@ def test_crops_are_normalised_as_images_are(
 # --- normalisation --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("last", [None, False, True])
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@dtypes_and_layouts([*DTYPES, torch.float64])
 def test_every_value_is_normalised_as_on_the_cpu(
     kernels: ModuleType, dtype: torch.dtype, last: bool | None
 ) -> None:
@@ -201,7 +211,7 @@ class Drawing(Decoder):
     def decode(self, files: Any) -> Any:
         raise AssertionError("it draws")
 
-    def draw(self, files: EncodedImages, rows: Any, sizes: Any) -> Drawn:
+    def decode_at_once(self, files: EncodedImages, rows: Any, sizes: Any) -> DecodedImages:
         images: list[Any] = []
         for row in rows.tolist():
             pixels = decode_by_pil(files[row]).permute(1, 2, 0).contiguous().to(DEVICE)
@@ -210,7 +220,7 @@ class Drawing(Decoder):
                 about["strides"] = (4 * pixels.shape[1], 4, 1)
             one = SimpleNamespace(__cuda_array_interface__=about, pixels=pixels)
             images.append(None if row == self.refused else one)
-        return drawn_of(images, sizes)
+        return decoded_images(images, sizes)
 
 
 def test_what_a_decoder_draws_is_cropped_and_what_it_refuses_pil_decodes(

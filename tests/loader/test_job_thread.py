@@ -21,9 +21,9 @@ import torch
 from support import LIMIT_S
 
 from shardio.dataset.protocol import BatchIterator
-from shardio.loader.device import DeviceOptions, DevicePrefetcher, Target
+from shardio.loader.device import DeviceOptions, DevicePrefetcher, DeviceTarget
 from shardio.loader.device_crops import Cropper
-from shardio.loader.job_thread import Job, JobThread
+from shardio.loader.job_thread import JobThread, ThreadJob
 from shardio.loader.transfer import DeviceBatch, LaterBatch, Transfer
 
 PATIENCE_S = LIMIT_S  # until a test that waits for another thread fails
@@ -32,7 +32,7 @@ PATIENCE_S = LIMIT_S  # until a test that waits for another thread fails
 class Threaded(Transfer):
     """Plain copies, issued by a thread after `before(batch)`."""
 
-    def __init__(self, target: Target, before: Callable[[Any], object]) -> None:
+    def __init__(self, target: DeviceTarget, before: Callable[[Any], object]) -> None:
         cpu = torch.device("cpu")
         super().__init__(
             cpu, target.images, Cropper(cpu, lambda device: None, target.decoded, target.images)
@@ -40,7 +40,7 @@ class Threaded(Transfer):
         self.thread = JobThread("test-decode")
         self.before = before
         self.began: list[int] = []
-        self.jobs: list[weakref.ref[Job[DeviceBatch]]] = []
+        self.jobs: list[weakref.ref[ThreadJob[DeviceBatch]]] = []
 
     def send(self, batch: Any) -> DeviceBatch:
         job = self.thread.submit(self.issue, batch)
@@ -58,7 +58,7 @@ class Threaded(Transfer):
         return super().send(batch)
 
 
-class ThreadedTarget(Target):
+class ThreadedTarget(DeviceTarget):
     """A target whose batches go through a thread."""
 
     def __init__(self, before: Callable[[Any], object], ahead: int) -> None:

@@ -14,7 +14,7 @@ from support.gpu import gpu
 
 from shardio.errors import StorageError
 from shardio.loader import pinned
-from shardio.loader.device import DeviceOptions, Target, prefetch
+from shardio.loader.device import DeviceOptions, DeviceTarget, prefetch
 from shardio.loader.pinned import LockedMemory, is_page_locked, locked_bytes, page_lock, page_unlock
 
 # --- staging --------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def test_without_cuda_no_memory_is_locked_and_nothing_is_said() -> None:
     assert page_lock(memory.data_ptr(), 4096) is False
     page_unlock(memory.data_ptr())
     assert locked_bytes() == 0 and not is_page_locked(memory)
-    target = Target(DeviceOptions("cpu"))
+    target = DeviceTarget(DeviceOptions("cpu"))
     assert not target.locks_pages and target.staging_bytes == 0
 
 

@@ -19,7 +19,7 @@ import torch
 
 from shardio.dataset.protocol import BatchIterator
 from shardio.loader import pinned, transfer
-from shardio.loader.device import DeviceOptions, DevicePrefetcher, Target
+from shardio.loader.device import DeviceOptions, DevicePrefetcher, DeviceTarget
 from shardio.loader.device_crops import Cropper
 from shardio.loader.pinned import LockedMemory
 from shardio.loader.transfer import StreamTransfer, strided_parts
@@ -103,7 +103,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 
 def sent_by(batches: Any, **options: Any) -> tuple[StreamTransfer, DevicePrefetcher]:
-    target = Target(DeviceOptions("meta", **options))
+    target = DeviceTarget(DeviceOptions("meta", **options))
     meta, cpu = torch.device("meta"), torch.device("cpu")
     cropper = Cropper(cpu, lambda device: None, target.decoded, target.images)
     way = StreamTransfer(meta, target.images, cropper, "auto")

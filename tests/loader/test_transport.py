@@ -170,7 +170,7 @@ def test_tensors_that_are_more_than_values_are_pickled_as_torch_does_it(
 
 
 def test_what_was_made_in_the_buffer_is_not_copied(across: Across) -> None:
-    start, place = across.buffer.place(4 * SMALL)
+    start, place = across.buffer.allocate(4 * SMALL)
     batch = torch.from_numpy(place).view(torch.float32).view(4, -1)
     batch[:] = 1
     used = across.buffer.used
@@ -185,7 +185,7 @@ def test_what_was_made_in_the_buffer_is_not_copied(across: Across) -> None:
 
 def test_crops_cross_with_their_files_in_the_buffer(across: Across) -> None:
     def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.from_numpy(across.buffer.place(shape[0])[1])
+        return torch.from_numpy(across.buffer.allocate(shape[0])[1])
 
     places = tuple(i / 8 for i in range(len(Place)))
     crops = [DeviceCrop(bytes([i]) * 9_000, places, (5, 4), "box") for i in range(8)]

@@ -36,7 +36,7 @@ def process() -> Iterator[tuple[WorkerConnection, Any]]:
     late = Late(Whereabouts(1, 1), 0, 60)
     one = WorkerConnection(0, None, ours, shows, 4, None, late)
     one.mapped = {buffer: MappedBuffer(-1, 4096) for buffer in range(3)}
-    one.tell(0, Pass({}, 0, 0, 0, 1, None), 2)  # type: ignore[arg-type]
+    one.start_pass(0, Pass({}, 0, 0, 0, 1, None), 2)  # type: ignore[arg-type]
     there.recv_bytes()
     with ours, there, shows, shown:
         yield one, there

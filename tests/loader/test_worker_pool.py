@@ -318,7 +318,7 @@ def test_a_notebook_that_is_interrupted_iterates_again(
 def test_an_interrupt_in_the_loop_makes_no_gap(folder: Path) -> None:
     """KeyboardInterrupt wherever the trainer is within next()."""
     order = labels(pictures(folder))
-    for place in ("tell", "more", "receive"):
+    for place in ("start_pass", "more", "receive"):
         with ShardLoader(pictures(folder), num_workers=2) as loader:
             iterator = iter(loader)
             got = labels([next(iterator)])

@@ -1,4 +1,4 @@
-"""Trainings over a ShardLoader that test_shard_loader.py kills and interrupts.
+"""Trainings over a ShardLoader that test_worker_pool.py kills and interrupts.
 
     loader_programs.py train DATA METHOD [hang]   prints a line for each batch, for ever
     loader_programs.py notebook DATA METHOD GATE  catches Ctrl-C, iterates again, and waits for one
