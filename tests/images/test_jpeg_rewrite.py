@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.device_crops import scene
 from support.images import IMAGENET, encoded
-from support.jpegs import CORE, KINDS, made, needs_programs, patched, run, shown
+from support.jpegs import CORE, KINDS, made, needs_programs, patched, run, segment, shown
 
 from shardio import native
 from shardio.errors import DependencyError
@@ -74,10 +74,6 @@ def segments(data: bytes) -> list[bytes]:
             found.append(data[at:end])
         at = end
     return found
-
-
-def segment(marker: int, body: bytes) -> bytes:
-    return bytes([0xFF, marker]) + (len(body) + 2).to_bytes(2, "big") + body
 
 
 def test_all_that_is_not_the_picture_is_kept_in_its_place(tool: str) -> None:

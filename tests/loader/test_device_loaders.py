@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from support import LIMIT_S, programs, small_datasets
+from support.device_batches import MEAN, STD
 from support.gpu import DEVICES, gpu
 from torch.utils.data import DataLoader
 
@@ -35,7 +36,6 @@ from shardio.loader.normalize import in_two_kernels
 from shardio.loader.pinned import locked_bytes
 from shardio.storage import descriptors
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BATCH, STEPS = 8, 8  # 62 records, so that the last batch is smaller
 
 Batch = tuple[torch.Tensor, torch.Tensor]

@@ -21,13 +21,13 @@ from typing import Any
 import pytest
 import torch
 from support import small_datasets
+from support.device_batches import MEAN, STD
 from support.gpu import DEVICES, gpu
 from torch import distributed, nn
 from torch.nn import functional
 
 from shardio import CenterCrop, ShardDataset, ShardLoader, prefetch, watch
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZE, CLASSES = 12, 3
 
 devices = pytest.mark.parametrize("device", DEVICES)

@@ -85,25 +85,6 @@ class Pair(NamedTuple):
     labels: Any
 
 
-def test_images_are_normalised_and_all_else_is_as_it_was() -> None:
-    every = torch.arange(256, dtype=torch.uint8).repeat(3, 1).view(1, 3, 16, 16)
-    labels, names = torch.tensor([3]), ["a"]
-    ((images, same, others),) = prefetch([(every, labels, names)], "cpu", mean=MEAN, std=STD)
-    assert images.dtype == torch.float32
-    assert torch.allclose(images.double(), wanted(every), rtol=0, atol=5e-7)
-    assert same is labels and others == names
-
-
-def test_the_formula_is_one_product_and_one_sum_in_float32() -> None:
-    pixels = pictures()
-    scale = torch.tensor([1 / (255 * s) for s in STD]).view(1, 3, 1, 1)
-    bias = torch.tensor([-m / s for m, s in zip(MEAN, STD, strict=True)]).view(1, 3, 1, 1)
-    floats = pixels.float() * scale + bias
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        (images,) = prefetch([pixels], "cpu", mean=MEAN, std=STD, dtype=dtype)
-        assert images.dtype == dtype and torch.equal(images, floats.to(dtype))
-
-
 def test_without_options_bytes_stay_bytes() -> None:
     pixels = pictures()
     (images,) = prefetch([pixels], "cpu")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support import small_datasets
+from support.loading import differences
 
 import shardio
 from shardio import (
@@ -50,17 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride()) and torch.equal(
-            a, b
-        )
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
-    if isinstance(a, np.ndarray):
-        return a.dtype == b.dtype and np.array_equal(a, b)
-    if isinstance(a, (tuple, list)):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b)
+    return not differences(a, b)
 
 
 def check(dataset: ShardDataset, **options: Any) -> None:

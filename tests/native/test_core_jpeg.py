@@ -20,9 +20,9 @@ from support.core_jpegs import (
     decoded,
     encoded_grey,
     picture,
-    segment,
     tile_jpeg,
 )
+from support.jpegs import segment
 
 from shardio import native
 

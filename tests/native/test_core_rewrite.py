@@ -15,10 +15,10 @@ from support.core_jpegs import (
     decoded,
     needs_cjpeg,
     run,
-    segment,
     tile_jpeg,
     written,
 )
+from support.jpegs import segment
 
 from shardio import native
 

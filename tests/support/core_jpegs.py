@@ -3,7 +3,6 @@
 import functools
 import io
 import shutil
-import struct
 import subprocess
 
 import numpy as np
@@ -82,7 +81,3 @@ def unfinished():
     data = by_pil(32, 24, progressive=True)
     scans = [i for i in range(len(data) - 1) if data[i : i + 2] == b"\xff\xda"]
     return data[: data.rindex(b"\xff\xc4", 0, scans[4])] + b"\xff\xd9"
-
-
-def segment(marker, body):
-    return bytes([0xFF, marker]) + struct.pack(">H", len(body) + 2) + body

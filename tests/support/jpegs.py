@@ -73,3 +73,7 @@ KINDS = [*SAMPLINGS, "grey", "grey 2x2"]
 def patched(data: bytes, at: int, new: bytes, old: int = -1) -> bytes:
     """`new` in the place of as many bytes, or of `old` ones."""
     return data[:at] + new + data[at + (len(new) if old < 0 else old) :]
+
+
+def segment(marker: int, body: bytes) -> bytes:
+    return bytes([0xFF, marker]) + (len(body) + 2).to_bytes(2, "big") + body
