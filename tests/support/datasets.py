@@ -116,6 +116,17 @@ def classes_of(files: Files) -> dict[str, dict[str, Any]]:
     return {name: {"image": data, "label": name.split("/")[0]} for name, data in files.items()}
 
 
+def split_as(out: str, splits: Mapping[str, Iterable[str]], records: Mapping[str, Any]) -> Truth:
+    """Return the truth of splits, by the keys of the records of each."""
+    return {f"{out}/{split}": {key: records[key] for key in keys} for split, keys in splits.items()}
+
+
+def numbered(images: Iterable[Any], labels: Iterable[Any]) -> dict[str, dict[str, Any]]:
+    """Return the records of arrays, whose keys are numbers."""
+    pairs = zip(images, labels, strict=True)
+    return {f"{n:08}": {"image": image, "label": label} for n, (image, label) in enumerate(pairs)}
+
+
 WNIDS = ("n01440764", "n01443537")
 
 
@@ -508,7 +519,7 @@ def stanford_dogs() -> Truth:
         },
     )
     records = {key: one | boxes_of(kind_of(key)) for key, one in classes_of(files).items()}
-    return {f"dogs/{kind}": {key: records[key] for key in some} for kind, some in split.items()}
+    return split_as("dogs", split, records)
 
 
 # --------------------------------------------------------------------------------- tables of labels
@@ -534,10 +545,8 @@ def food_101() -> Truth:
         ),
     )
     records = classes_of(files)
-    return {
-        f"food101/{kind}": {f"{name}.jpg": records[f"{name}.jpg"] for name in some}
-        for kind, some in split.items()
-    }
+    keys = {kind: [f"{name}.jpg" for name in some] for kind, some in split.items()}
+    return split_as("food101", keys, records)
 
 
 @section("Flowers-102")
@@ -550,13 +559,15 @@ def flowers_102() -> Truth:
     ids = {"trnid": [6, 1], "valid": [2, 3], "tstid": [5, 4]}
     arrays = {name: np.array(some, np.uint16) for name, some in ids.items()}
     put("setid.mat", matlab("setid.mat", **arrays))
-    return {
-        f"flowers/{split}": {
-            f"image_{n:05}.jpg": {"image": photo(f"image_{n:05}.jpg"), "label": labels[n - 1] - 1}
-            for n in some
-        }
-        for split, some in zip(("train", "val", "test"), ids.values(), strict=True)
+    keys = [*files]
+    records = {
+        key: {"image": files[key], "label": label - 1}
+        for key, label in zip(keys, labels, strict=True)
     }
+    splits = zip(("train", "val", "test"), ids.values(), strict=True)
+    return split_as(
+        "flowers", {kind: [keys[n - 1] for n in some] for kind, some in splits}, records
+    )
 
 
 @section("Oxford-IIIT Pet")
@@ -582,13 +593,9 @@ def pets() -> Truth:
             | {"xmls/Abyssinian_100.xml": b"<annotation/>"},
         ),
     )
-    return {
-        f"pets/{kind}": {
-            f"{name}.jpg": {"image": photo(f"{name}.jpg"), "label": name.rpartition("_")[0]}
-            for name in (line.split()[0] for line in some)
-        }
-        for kind, some in split.items()
-    }
+    records = {key: {"image": files[key], "label": key.rpartition("_")[0]} for key in files}
+    keys = {kind: [line.split()[0] + ".jpg" for line in some] for kind, some in split.items()}
+    return split_as("pets", keys, records)
 
 
 @section("CUB-200-2011")
@@ -622,10 +629,8 @@ def cub_200() -> Truth:
         }
         for n, name in zip(numbers, names, strict=True)
     }  # fmt: skip
-    return {
-        "cub/train": {key: records[key] for key in list(records)[1:]},
-        "cub/test": {key: records[key] for key in list(records)[:1]},
-    }
+    keys = [*records]
+    return split_as("cub", {"train": keys[1:], "test": keys[:1]}, records)
 
 
 @section("Stanford Cars")
@@ -672,7 +677,7 @@ def dtd() -> Truth:
     tree = below("images", files) | below("labels", lists) | {"imdb/imdb.mat": b"MATLAB 5.0"}
     put("dtd-r1.0.1.tar.gz", tar(below("dtd", tree)))
     records = classes_of(files)
-    return {f"dtd/{kind}": {key: records[key] for key in some} for kind, some in split.items()}
+    return split_as("dtd", split, records)
 
 
 @section("Places365")
@@ -873,7 +878,8 @@ def pixels(name: str, *shape: int) -> Any:
 
 @section("CIFAR-10")
 def cifar_10() -> Truth:
-    truth: Truth = {"cifar10/train": {}, "cifar10/test": {}}
+    images: list[Any] = []
+    labels: list[str] = []
     names = [
         "airplane",
         "automobile",
@@ -888,16 +894,16 @@ def cifar_10() -> Truth:
     ]
     files: Files = {"batches.meta.txt": text(*names, ""), "readme.html": b"<html/>"}
     for batch in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"):
-        images = pixels(batch, 2, 3, 32, 32)
-        labels = pixels(batch + "labels", 2) % 10
-        records = np.concatenate([labels[:, None], images.reshape(2, -1)], axis=1)
+        some, numbers = pixels(batch, 2, 3, 32, 32), pixels(batch + "labels", 2) % 10
+        records = np.concatenate([numbers[:, None], some.reshape(2, -1)], axis=1)
         files[f"{batch}.bin"] = records.tobytes()
-        found = truth["cifar10/test" if batch == "test_batch" else "cifar10/train"]
-        for image, label in zip(images, labels, strict=True):
-            key = f"{len(found):08}"
-            found[key] = {"image": image.transpose(1, 2, 0), "label": names[label]}
+        images += [image.transpose(1, 2, 0) for image in some]
+        labels += [names[number] for number in numbers]
     put("cifar-10-binary.tar.gz", below("cifar-10-batches-bin", files))
-    return truth
+    return {
+        "cifar10/train": numbered(images[:10], labels[:10]),
+        "cifar10/test": numbered(images[10:], labels[10:]),
+    }
 
 
 @section("CIFAR-100")
@@ -911,14 +917,10 @@ def cifar_100() -> Truth:
         images, labels = pixels(split, 3, 3, 32, 32), pixels(split + "labels", 3, 2) % (20, 100)
         labels = labels.astype(np.uint8)
         files[f"{split}.bin"] = np.concatenate([labels, images.reshape(3, -1)], axis=1).tobytes()
-        truth[f"cifar100/{split}"] = {
-            f"{n:08}": {
-                "image": image.transpose(1, 2, 0),
-                "label": int(fine),
-                "coarse": int(coarse),
-            }
-            for n, (image, (coarse, fine)) in enumerate(zip(images, labels, strict=True))
-        }
+        records = numbered(images.transpose(0, 2, 3, 1), labels[:, 1].tolist())
+        for record, coarse in zip(records.values(), labels[:, 0].tolist(), strict=True):
+            record["coarse"] = coarse
+        truth[f"cifar100/{split}"] = records
     put("cifar-100-binary.tar.gz", below("cifar-100-binary", files))
     return truth
 
@@ -935,10 +937,7 @@ def mnist_files(out: str) -> Truth:
         images, labels = pixels(out + name, 3, 28, 28), pixels(out + name + "labels", 3) % 10
         put(f"{name}-images-idx3-ubyte.gz", idx(images))
         put(f"{name}-labels-idx1-ubyte.gz", idx(labels))
-        truth[f"{out}/{split}"] = {
-            f"{n:08}": {"image": np.stack([image] * 3, axis=2), "label": int(label)}
-            for n, (image, label) in enumerate(zip(images, labels, strict=True))
-        }
+        truth[f"{out}/{split}"] = numbered(np.stack([images] * 3, axis=3), labels.tolist())
     return truth
 
 
@@ -980,10 +979,7 @@ def svhn() -> Truth:
         labels = np.array([10, 1, 9], np.uint8)
         file = f"{split}_32x32.mat"
         put(file, matlab(file, X=np.ascontiguousarray(images.transpose(1, 2, 3, 0)), y=labels))
-        truth[f"svhn/{split}"] = {
-            f"{n:08}": {"image": image, "label": int(label) % 10}
-            for n, (image, label) in enumerate(zip(images, labels, strict=True))
-        }
+        truth[f"svhn/{split}"] = numbered(images, (labels % 10).tolist())
     return truth
 
 
@@ -994,10 +990,7 @@ def med_mnist() -> Truth:
     for split, count in (("train", 4), ("val", 2), ("test", 3)):
         images, labels = pixels(split, count, 28, 28, 3), pixels(split + "labels", count, 1) % 9
         arrays |= {f"{split}_images": images, f"{split}_labels": labels}
-        truth[f"pathmnist/{split}"] = {
-            f"{n:08}": {"image": image, "label": int(label[0])}
-            for n, (image, label) in enumerate(zip(images, labels, strict=True))
-        }
+        truth[f"pathmnist/{split}"] = numbered(images, labels[:, 0].tolist())
     out = io.BytesIO()
     np.savez_compressed(out, **arrays)
     put("pathmnist.npz", out.getvalue())
