@@ -8,11 +8,11 @@ from support import hub_server, identity_server, object_stores, servers
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.store_datasets import NAME, RECORDS, epoch, label
-from support.url_datasets import image, quick, run
+from support.url_datasets import quick, run
 
 import shardio
 from shardio import Storage
-from shardio.errors import ShardioError, StorageError
+from shardio.errors import StorageError
 from shardio.storage import ranges
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -130,33 +130,6 @@ def test_a_panic_of_the_client_is_an_error_of_the_request() -> None:
     done = run(program)
     assert "panicked" in done.stderr
     assert done.stdout.startswith("other the client failed: ") and "SECRET" not in done.stdout
-
-
-TRANSIENT = ["timeout", "reset", "reset_midway", "5xx", "429", "short", "wrong_range", "shifted",
-             "shifted_silently", "stall", "changed", "garbage"]  # fmt: skip
-
-
-@pytest.mark.parametrize("what", ["manifest", "shard"])
-@pytest.mark.parametrize("kind", TRANSIENT)
-def test_a_fault_that_passes_changes_nothing(proxy: FaultProxy, kind: str, what: str) -> None:
-    proxy.rules(Rule(kind, path=what, numbers=(0, 2)))
-    there = quick(f"{proxy.url}/data", timeout_s=5.0 if kind in ("timeout", "stall") else 20.0)
-    for number in (3, 77):
-        assert there[number]["image"] == image(number)
-    assert proxy.figures().faults
-
-
-@pytest.mark.parametrize("what", ["manifest", "shard"])
-@pytest.mark.parametrize("kind", [*TRANSIENT, "403", "404", "refused"])
-def test_a_fault_that_stays_is_told(proxy: FaultProxy, kind: str, what: str) -> None:
-    if what == "manifest" and kind in ("wrong_range", "shifted"):
-        return  # it is read as a whole
-    proxy.rules(Rule(kind, path=what))
-    with pytest.raises(ShardioError) as caught:
-        quick(f"{proxy.url}/data", timeout_s=1.0)[3]
-    told = str(caught.value)
-    assert f"{proxy.url}/data" in told and "obstore" not in told and "Debug" not in told
-    assert told.isprintable() or "\n" in told
 
 
 def test_a_refusal_says_what_the_store_said_at_once(proxy: FaultProxy) -> None:

@@ -177,20 +177,22 @@ def test_every_fault_gives_right_bytes_or_an_error(
     check(reader, proxy, folder, case, tmp_path / "cache" if with_cache else None)
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_some_faults_give_right_bytes_or_an_error(
-    holder: UrlReader,
-    helped: UrlReader,
+@pytest.mark.parametrize("transient", [True, False])
+@pytest.mark.parametrize("kind", [*FAULTS, *MORE])
+def test_a_fault_of_each_kind_gives_right_bytes_or_an_error(
+    request: pytest.FixtureRequest,
     proxy: FaultProxy,
     folder: Path,
     tmp_path: Path,
-    part: int,
+    kind: str,
+    transient: bool,
 ) -> None:
-    draw = random.Random(part)
-    for number, case in enumerate(draw.sample(CASES, 4)):
-        reader = draw.choice((holder, helped))
-        cache = tmp_path / str(number) if draw.random() < 0.5 else None
-        check(reader, proxy, folder, case, cache)
+    """Where it strikes, and who reads, is drawn; the slow test tries all."""
+    draw = random.Random(f"{kind} {transient}")
+    reader = request.getfixturevalue(draw.choice(("holder", "helped")))
+    cache = tmp_path / "cache" if draw.random() < 0.5 else None
+    target = draw.choice(("index", "range") if transient else TARGETS)
+    check(reader, proxy, folder, (kind, target, transient), cache)
 
 
 # --- many reads -----------------------------------------------------------------------------------
