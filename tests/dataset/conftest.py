@@ -1,15 +1,14 @@
 """Fixtures of the tests of datasets."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support import small_datasets
-from support.scenes import (
-    COUNT,
-    FIELDS,
-    sample,
-)
+from support import reading, small_datasets
+from support.mixing import SIZES
+from support.scenes import COUNT, FIELDS, sample
+from support.small_datasets import make, payload
 
 from shardio.dataset import buffering
 
@@ -38,3 +37,25 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("scenes") / "data"
     return small_datasets.make(out, [4, COUNT - 4], fields=FIELDS, sample=sample, classes=None)
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Makes 97 records, 13 batches: the label of each is its own number."""
+    return small_datasets.make(
+        tmp_path_factory.mktemp("loops") / "data",
+        reading.COUNTS,
+        sample=lambda i: {"__key__": b"%d" % i, "image": b"x", "label": i},
+        classes=None,
+    )
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Datasets whose keys say which one they are of: "2/000007" is record 7 of dataset 2."""
+    home = tmp_path_factory.mktemp("mixed")
+
+    def sample(d: int) -> Callable[[int], dict[str, Any]]:
+        return lambda i: {"__key__": b"%d/%06d" % (d, i), "image": payload(i), "label": i % 3}
+
+    return [make(home / f"{d}", counts, sample=sample(d)) for d, counts in enumerate(SIZES)]

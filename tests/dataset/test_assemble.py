@@ -26,13 +26,7 @@ from support.small_datasets import jpeg
 from torch.utils.data import DataLoader
 
 import shardio
-from shardio import (
-    CenterCrop,
-    CollateError,
-    OptionError,
-    ShardDataset,
-    ShardLoader,
-)
+from shardio import CenterCrop, CollateError, OptionError, ShardDataset, ShardLoader
 from shardio.images.decode import pixels
 
 Packed = Callable[..., Path]

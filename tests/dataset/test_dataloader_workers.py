@@ -1,4 +1,4 @@
-"""Worker honesty: killed workers, Ctrl-C, two passes at once, breaks, errors that cross processes.
+"""Worker honesty: killed workers, Ctrl-C, errors that cross processes.
 
 A killed worker is an error in the parent, and nothing of it stays: no process, no descriptor, no
 file in shared memory. The workers kill themselves at a record, in step with the parent, so that
@@ -9,8 +9,7 @@ import os
 import random
 import re
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,30 +20,26 @@ from support import LIMIT_S, programs, worker_programs
 from support.leftovers import nothing_left, of_killed_workers
 from support.programs import Program
 from support.small_datasets import flip, payload, shard_files
-from support.worker_programs import BATCH, WORKERS, decode, images, numbers
+from support.worker_programs import (
+    BATCH,
+    COUNTS,
+    STEPS,
+    WORKERS,
+    N,
+    Wait,
+    decode,
+    images,
+    loading,
+    numbers,
+    passing,
+)
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import shardio
-from shardio import (
-    CollateError,
-    DamageError,
-    DecodeError,
-    EpochError,
-    ShardDataset,
-    StorageError,
-)
-from shardio.dataset.epoch_state import EpochState
+from shardio import CollateError, DamageError, DecodeError, ShardDataset, StorageError
 
 Packed = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
-COUNTS = [23, 0, 41, 3, 30]
-N = sum(COUNTS)
-STEPS = -(-N // BATCH)
-
-
-# --- what is left ---------------------------------------------------------------------------
 
 
 # --- what is no Exception -------------------------------------------------------------------
@@ -97,20 +92,6 @@ def test_what_is_no_exception_of_a_collate_fn_comes_through_dataloader(packed: P
 
 
 # --- killed workers -------------------------------------------------------------------------
-
-
-@dataclass
-class Wait:
-    """Called for one record, or for one worker, it waits until the parent has opened its gate."""
-
-    target: int
-    gate: str  # a FIFO: a byte in it is the permission
-
-    def __call__(self, number: int) -> None:
-        if number == self.target:
-            gate = os.open(self.gate, os.O_RDONLY)
-            os.read(gate, 1)
-            os.close(gate)
 
 
 class Suicide(Wait):
@@ -332,192 +313,6 @@ def test_ctrl_c_ends_a_training_at_many_moments(packed: Packed, seed: int) -> No
     after = f"epoch {draw.randrange(4)} step {draw.randrange(STEPS)}."
     method, kept = draw.choice(["fork", "spawn"]), draw.choice(["new", "persistent"])
     ctrl_c(packed(COUNTS), method, kept, draw.choice(["terminal", "group"]), after)
-
-
-# --- two passes at once, breaks, epochs -----------------------------------------------------
-
-WAYS = {
-    "none": {},
-    "fork": {"num_workers": WORKERS},
-    "persistent": {"num_workers": WORKERS, "persistent_workers": True},
-    "spawn": {
-        "num_workers": WORKERS,
-        "persistent_workers": True,
-        "multiprocessing_context": "spawn",
-    },
-}
-
-
-@contextmanager
-def passing(loader: DataLoader[Any]) -> Iterator[Any]:
-    """One pass. Its workers end with it: after an error torch takes 5 s for each, since what it
-    raises holds its own traceback, and so the iterator, until the garbage collector comes."""
-    iterator = iter(loader)
-    try:
-        yield iterator
-    finally:
-        if isinstance(iterator, _MultiProcessingDataLoaderIter):
-            iterator._shutdown_workers()
-
-
-def loading(folder: Path, way: str) -> tuple[ShardDataset, DataLoader[Any], list[Any]]:
-    """A dataset, a loader of it, and the epochs 0 and 1 as another dataset of it has them."""
-    expected = []
-    for epoch in (0, 1):
-        dataset = images(folder)
-        dataset.set_epoch(epoch)
-        expected.append([numbers(batch) for batch in dataset])
-    assert expected[0] != expected[1] and len(expected[0]) == len(expected[1]) == STEPS
-    dataset = images(folder)
-    return dataset, DataLoader(dataset, batch_size=None, **WAYS[way]), expected
-
-
-@pytest.mark.parametrize("way", ["none", "fork"])
-@pytest.mark.parametrize("lag", [0, 5])
-def test_two_passes_at_once_both_have_the_whole_order(packed: Packed, way: str, lag: int) -> None:
-    def interleave() -> None:
-        dataset, loader, (expected, _) = loading(folder, way)
-        first = iter(loader)
-        got = [numbers(next(first)) for _ in range(lag)]
-        dataset.set_epoch(0)
-        second, other = iter(loader), []
-        for batch in first:
-            got.append(numbers(batch))
-            other.append(numbers(next(second)))
-        other += map(numbers, second)
-        assert got == other == expected
-
-    folder = packed(COUNTS)
-    with nothing_left():
-        interleave()
-
-
-def test_a_worker_that_starts_after_set_epoch_begins_no_pass_anew() -> None:
-    state = EpochState(1)
-    first = state.decide(1, fixed=False)
-    state.begin(first, 2)  # by the trainer, which starts the workers
-    state.set_epoch(0)
-    state.begin(first, 2)  # by a worker
-    second = state.decide(2, fixed=False)
-    assert (second.epoch, second.verdict) == (0, "chosen")  # and not "left"
-    state.begin(second, 2)
-    state.begin(first, 2)  # by the other worker
-    assert not state.complete
-    for number, complete in ((1, False), (2, True)):
-        for consumer in range(2):
-            state.ended(number, consumer)
-        assert state.complete is complete
-
-
-def test_a_pass_that_moved_on_before_it_began_is_not_complete() -> None:
-    state = EpochState(1)
-    state.set_epoch(2)
-    decision = state.decide(1, fixed=False)
-    state.moved_on(1, 2, 0)  # by a worker that loads a state
-    state.begin(decision, 2)  # by another one
-    assert not state.complete
-    assert state.next_place(fixed=False) == (2, 0, "chosen")
-
-
-def test_two_datasets_of_one_folder_are_read_at_once(packed: Packed) -> None:
-    folder = packed(COUNTS)
-    one, other = images(folder), images(folder, seed=1)
-    other.set_epoch(1)
-    alone = [[numbers(batch) for batch in dataset] for dataset in (one, other)]
-    for dataset, epoch in ((one, 0), (other, 1)):
-        dataset.set_epoch(epoch)
-    got = [(numbers(a), numbers(b)) for a, b in zip(one, other, strict=True)]
-    assert [a for a, _ in got] == alone[0] and [b for _, b in got] == alone[1] != alone[0]
-
-
-def test_persistent_workers_serve_one_pass_and_a_second_one_starts_it_anew(packed: Packed) -> None:
-    # DataLoader has one iterator for all passes of persistent workers: both names mean the same.
-    dataset, loader, (expected, _) = loading(packed(COUNTS), "persistent")
-    first = iter(loader)
-    next(first)
-    dataset.set_epoch(0)
-    second = iter(loader)
-    assert second is first
-    assert [numbers(batch) for batch in second] == expected
-
-
-spawn_is_stress = [*list(WAYS)[:-1], pytest.param("spawn", marks=pytest.mark.stress)]
-
-
-@pytest.mark.parametrize("way", spawn_is_stress)
-@pytest.mark.parametrize("stop", [0, 4])
-def test_a_pass_after_a_break_begins_at_the_beginning(packed: Packed, way: str, stop: int) -> None:
-    def break_off() -> None:
-        dataset, loader, expected = loading(folder, way)
-        for epoch in (0, 1):
-            dataset.set_epoch(epoch)
-            got = []
-            for step, batch in enumerate(loader):
-                got.append(numbers(batch))
-                if step == stop:
-                    break
-            assert got == expected[epoch][: stop + 1]
-            dataset.set_epoch(epoch)
-            assert [numbers(batch) for batch in loader] == expected[epoch]
-
-    folder = packed(COUNTS)
-    with nothing_left():
-        break_off()
-
-
-@pytest.mark.parametrize("way", [*list(WAYS)[:-1], pytest.param("spawn", marks=pytest.mark.slow)])
-def test_the_pass_after_a_changed_epoch_is_right(packed: Packed, way: str) -> None:
-    def change() -> None:
-        dataset, loader, expected = loading(folder, way)
-        got = []
-        with passing(loader) as first:
-            got.append(numbers(next(first)))
-            dataset.set_epoch(1)
-            with pytest.raises(EpochError, match="the epoch was set to 1 while"):
-                for batch in first:
-                    got.append(numbers(batch))  # what workers had sent before
-            assert got == expected[0][: len(got)] and len(got) < STEPS
-            # Persistent workers are those that raised.
-            assert [numbers(batch) for batch in loader] == expected[1]
-
-    folder = packed(COUNTS)
-    with nothing_left():
-        change()
-
-
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_a_worker_that_starts_after_the_epoch_changed_says_so(
-    packed: Packed, tmp_path: Path, method: str
-) -> None:
-    # Two batches: worker 0 has made its one, of epoch 0, and ended, before worker 1 looks at all.
-    folder, gate = packed([2 * BATCH]), tmp_path / "gate"
-    expected = numbers(next(iter(images(folder))))
-    dataset = images(folder)
-    loader = DataLoader(
-        dataset,
-        batch_size=None,
-        num_workers=WORKERS,
-        multiprocessing_context=method,
-        worker_init_fn=Wait(1, str(gate)),
-    )
-    os.mkfifo(gate)
-    permission = os.open(gate, os.O_RDWR)
-    with passing(loader) as one:
-        assert numbers(next(one)) == expected
-        dataset.set_epoch(1)
-        os.write(permission, b"!")
-        with pytest.raises(EpochError, match="call set_epoch before iter"):
-            next(one)
-    os.close(permission)
-
-
-def test_an_epoch_that_is_set_again_changes_nothing(packed: Packed) -> None:
-    dataset, loader, (expected, _) = loading(packed(COUNTS), "none")
-    got = []
-    for batch in loader:
-        got.append(numbers(batch))
-        dataset.set_epoch(0)
-    assert got == expected
 
 
 # --- errors ---------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from support import small_datasets
+from support.raw_pixels import encoded, scene
 from support.scenes import (
     BUILT_IN,
     COUNT,
@@ -27,6 +28,7 @@ from support.scenes import (
     sample,
     shown,
 )
+from support.trees import plant
 from torch.utils.data import DataLoader
 
 import shardio
@@ -38,7 +40,9 @@ from shardio import (
     ShardDataset,
     ShardLoader,
 )
+from shardio.dataset import sequence as sequences
 from shardio.images.decode import pixels
+from shardio.packing.pack import pack
 
 Packed = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -602,3 +606,25 @@ def test_before_python_3_11_the_record_is_the_cause() -> None:
     name_record(error, "record 7")
     assert type(error.__cause__) is RowError and error.__cause__.__cause__ is first
     assert "record 7" in shown(error) and "why" in shown(error)
+
+
+def test_decode_numpy_is_the_array_of_the_pil_image(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    tree = {
+        "a/turned.jpg": encoded(scene(5, 8, 6), "JPEG", exif=exif),
+        "a/x.ppm": encoded(scene(6), "PPM"),
+        "a/grey.png": encoded(scene(2, 3, 9), mode="L"),
+    }
+    pack(plant(tmp_path / "src", tree), tmp_path / "out", jobs=1)
+    arrays = sequences.open(tmp_path / "out", decode="numpy")
+    pictures = sequences.open(tmp_path / "out")
+    for array, pil in zip(arrays, pictures, strict=True):
+        assert np.array_equal(array["image"], np.asarray(pil["image"]))
+        assert array["image"].flags.owndata and array["image"].ndim == 3
+    stream = ShardDataset(tmp_path / "out", decode="numpy", fields=("image",), transform=np.sum)
+    assert sorted(total for (total,) in stream) == sorted(np.sum(item["image"]) for item in arrays)
+    cropped = ShardDataset(tmp_path / "out", decode="numpy", transform=CenterCrop(3), batch_size=3)
+    assert next(iter(cropped))["image"].shape == (3, 3, 3, 3)
+    with pytest.raises(OptionError, match=r"'pil', 'numpy', .*None or a function"):
+        sequences.open(tmp_path / "out", decode="torch")  # type: ignore[arg-type]

@@ -3,36 +3,37 @@
 `rows_of` makes a mixture's rows anew, by the order room and a list; all else is compared with that.
 """
 
-import itertools
-import json
 import pickle
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
-from decimal import Decimal
-from fractions import Fraction
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.mixing import (
+    SIZES,
+    TOTALS,
+    batches,
+    consumer,
+    flat,
+    loaded,
+    mixed,
+    opened,
+    owner,
+    pattern_of,
+    rows_of,
+)
 from support.reading import drain
-from support.small_datasets import flip, grouped, jpeg, make, payload, shard_files
+from support.small_datasets import flip, jpeg, make, payload, shard_files
 from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
 
-from shardio import DamageError, OptionError, RandomResizedCrop, ShardDataset, StateError
-from shardio.dataset.decode import Progress
+from shardio import DamageError, OptionError, RandomResizedCrop, ShardDataset
 from shardio.dataset.mixture import Mixture
-from shardio.dataset.protocol import ShareReader
-from shardio.dataset.ranks import Consumers
-from shardio.order import rng
-from shardio.order.epoch import Epoch
-from shardio.order.mixture import MAX_SLOTS, Pattern, batch_ranges, whole_slots
-from shardio.order.partition import Partition
+from shardio.order.mixture import batch_ranges
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -40,198 +41,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:epoch .* is being read again"),
 ]
 
-SIZES = ([23, 0, 41, 3, 30], [1], [5, 6], [2, 0, 17])
-TOTALS = [sum(counts) for counts in SIZES]
 Row = tuple[bytes, ...]
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Datasets whose keys say which one they are of: "2/000007" is record 7 of dataset 2."""
-    home = tmp_path_factory.mktemp("mixed")
-
-    def sample(d: int) -> Callable[[int], dict[str, Any]]:
-        return lambda i: {"__key__": b"%d/%06d" % (d, i), "image": payload(i), "label": i % 3}
-
-    return [make(home / f"{d}", counts, sample=sample(d)) for d, counts in enumerate(SIZES)]
-
-
-def opened(folder: Path, **options: Any) -> ShardDataset:
-    given = {"shuffle_buffer": 10, "spans": 4, "batch_size": 8} | options
-    return ShardDataset(folder, fields=("__key__",), decode=None, **grouped(given))
-
-
-def mixed(
-    folders: Sequence[Path],
-    weights: Sequence[float] | None = None,
-    length: Any = "first",
-    **options: Any,
-) -> Mixture:
-    return ShardDataset.mix(
-        [opened(folder, **options) for folder in folders], weights, length=length
-    )
-
-
-def batches(loader: Any) -> list[list[str]]:
-    """All batches of one pass; of a dataset: over its epoch, or the rest that was loaded."""
-    if hasattr(loader, "set_epoch"):
-        loader.set_epoch(loader.epoch)
-    return [list(keys) for (keys,) in loader]
-
-
-def loaded(mixture: Mixture, workers: int = 0, **options: Any) -> list[list[str]]:
-    return batches(drain(DataLoader(mixture, batch_size=None, num_workers=workers, **options)))
-
-
-def flat(lists: Sequence[Sequence[Any]]) -> list[Any]:
-    return [one for items in lists for one in items]
-
-
-def owner(key: str) -> int:
-    return int(key[:1])
-
-
-# --- the oracle ---------------------------------------------------------------------------------
-
-
-def pattern_of(mixture: Mixture) -> Pattern:
-    """Whose each row is, by what a saved state says."""
-    return Pattern(mixture.state_at(0, 0)["slots"])
-
-
-def rows_of(mixture: Mixture, epoch: int) -> list[str]:
-    """The rows of an epoch, by the words of ShardDataset.mix and the arithmetic of order."""
-    pattern, datasets, found = pattern_of(mixture), mixture._datasets, []
-    passes: dict[tuple[int, int], list[int]] = {}
-    # What every earlier epoch took of each dataset, counted and not computed.
-    owners = [pattern.period[n % len(pattern.period)] for n in range(mixture.length)]
-    taken = [epoch * owners.count(d) for d in range(len(datasets))]
-    for d in owners:
-        dataset = datasets[d]
-        number, place = divmod(taken[d], dataset.records)
-        if (d, number) not in passes:
-            options, seed = mixture.options.parts[d], rng.key(rng.MIX, mixture.seed, d)
-            passes[d, number] = one_pass(dataset, options, seed, number)
-        record = passes[d, number][place]
-        found.append(f"{int(dataset.reader.storage.url[-1])}/{record:06d}")
-        taken[d] += 1
-    return found
-
-
-def one_pass(dataset: Any, options: Any, seed: int, number: int) -> list[int]:
-    """The records of a dataset in its flat order, by order alone."""
-    epoch = Epoch(
-        dataset.counts,
-        seed=seed,
-        epoch=number,
-        spans=options.spans,
-        unit=options.unit,
-        shuffle_buffer=options.shuffle_buffer,
-    )
-    starts = np.cumsum([0, *dataset.counts])
-    spans: dict[int, Any] = {}
-    found: list[int] = []
-    for batch in Partition(epoch, options.unit):
-        for span, first, count in batch.pieces:
-            walk = spans.setdefault(span, epoch.span_order(span))
-            assert walk.drawn == first
-            shards, records = epoch.locate(epoch.position(span, walk.take(count)))
-            found += (starts[shards] + records).tolist()
-    if dataset.selection is not None:
-        found = dataset.selection.numbers[found].tolist()
-    return found
-
-
 # --- whose each row is --------------------------------------------------------------------------
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=8))
-def test_any_first_rows_hold_each_share_rounded_up_or_down(slots):
-    pattern = Pattern(slots)
-    total = sum(slots)
-    assert len(pattern.period) == total
-    counts = [0] * len(slots)
-    for n in range(2 * total + 1):
-        for d, k in enumerate(slots):
-            assert pattern.count(d, n) == counts[d]
-            assert counts[d] in (n * k // total, -(-n * k // total))
-        (owner,) = pattern.owners(n, n + 1)
-        counts[owner] += 1
-        assert pattern.rows_until(owner, counts[owner]) == n + 1
-    assert counts[0] == 2 * slots[0] + (owner == 0)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.integers(1, 20), min_size=1, max_size=5), st.integers(0, 300), st.integers(0, 300)
-)
-def test_owners_of_any_rows_are_the_pattern_repeated(slots, start, count):
-    pattern = Pattern(slots)
-    alone = [pattern.owners(n, n + 1)[0] for n in range(start, start + count)]
-    assert pattern.owners(start, start + count) == alone
-
-
-def test_the_example_of_the_module_is_true() -> None:
-    pattern = Pattern([3, 1])
-    assert pattern.period == [0, 0, 1, 0]
-    assert pattern.owners(6, 7) == [1] and pattern.count(1, 6) == 1
-
-
-def test_golden_patterns() -> None:
-    """As saved states expect them: other patterns would be another ORDER_VERSION."""
-    assert Pattern([2, 2]).period == [0, 1, 0, 1]
-    assert Pattern([1, 5, 3]).period == [1, 2, 1, 1, 2, 1, 0, 2, 1]
-    assert Pattern([1]).period == [0]
-
-
-def test_rare_datasets_do_not_meet_in_one_batch() -> None:
-    pattern = Pattern([63, *[1] * 7])
-    for start in range(140):
-        assert sum(owner > 0 for owner in pattern.owners(start, start + 10)) <= 2
-
-
-def test_a_long_period_is_spread_as_well() -> None:
-    slots = whole_slots([1_281_167, 50_000, 100, 3], [1] * 4)
-    pattern = Pattern(slots)
-    owners = np.array(pattern.period)
-    assert len(owners) == sum(slots)
-    for d, k in enumerate(slots):
-        off = np.cumsum(owners == d) - np.arange(1, len(owners) + 1) * k / len(owners)
-        assert off.min() > -1 and off.max() < 1
-
-
-@pytest.mark.parametrize(
-    "weights, slots",
-    [
-        ([1, 1], [1, 1]),
-        ([3, 1], [3, 1]),
-        ([0.75, 0.25], [3, 1]),
-        ([0.7, 0.2, 0.1], [7, 2, 1]),
-        ([1 / 3, 2 / 3], [1, 2]),
-        ([6e300, 2e300], [3, 1]),
-        ([1e-300, 2e-300], [1, 2]),
-        ([np.float64(0.5), np.int64(1)], [1, 2]),
-        (np.array([0.5, 1.5], np.float32), [1, 3]),
-        (torch.tensor([0.5, 1.5]), [1, 3]),
-        ([Fraction(1, 3), Decimal("0.5")], [2, 3]),
-        ((5,), [1]),
-        ([1, 1e-12], [MAX_SLOTS, 1]),
-        ([1, 1e300], [1, MAX_SLOTS]),
-        ([10**400, 1], [MAX_SLOTS, 1]),
-    ],
-)
-def test_weights_are_proportions(weights: Any, slots: list[int]) -> None:
-    assert whole_slots(weights, [1] * len(slots)) == slots
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8))
-def test_weights_are_met_within_a_slot(weights):
-    slots = whole_slots(weights, [1] * len(weights))
-    assert min(slots) >= 1 and sum(slots) <= MAX_SLOTS + len(slots)
-    for weight, k in zip(weights, slots, strict=True):
-        assert abs(weight / sum(weights) - k / sum(slots)) <= len(slots) / MAX_SLOTS
 
 
 @pytest.mark.parametrize(
@@ -249,25 +62,6 @@ def test_wrong_weights_are_told(folders: list[Path], weights: Any) -> None:
 
 
 # --- the law, as arithmetic and reads -----------------------------------------------------------
-
-
-def consumer(
-    mixture: Mixture, epoch: int, workers: int, start: int = 0
-) -> list[tuple[list[str], int]]:
-    """(keys, valid) of each batch of this rank, as so many workers make them together."""
-    each: list[Iterator[tuple[list[str], int]]] = []
-    for worker in range(workers):
-        share = mixture.share_of(epoch, worker, workers, start)
-        each.append(batches_of(mixture.read_share(share, Consumers(workers, 1), mixture.options)))
-    batches = itertools.chain.from_iterable(itertools.zip_longest(*each))
-    return [batch for batch in batches if batch is not None]
-
-
-def batches_of(reader: ShareReader) -> Iterator[tuple[list[str], int]]:
-    for batch in reader:
-        keys = [reader.make(row, Progress())[0] for row in reader.rows(batch)]
-        assert len(keys) == batch.size
-        yield keys, batch.valid
 
 
 components = st.lists(st.integers(0, len(SIZES) - 1), min_size=1, max_size=4)
@@ -617,180 +411,6 @@ def test_pixels_do_not_depend_on_workers_or_on_where_a_run_went_on(tmp_path: Pat
         assert all(torch.equal(a, b) for a, b in zip(got, alone[steps:], strict=True))
     mixture.set_epoch(0)
     assert not torch.equal(next(iter(mixture))[0], alone[0])
-
-
-# --- going on -----------------------------------------------------------------------------------
-
-
-def through_json(state: dict[str, Any]) -> dict[str, Any]:
-    text = json.dumps(state)
-    assert len(text) < 1024
-    again: dict[str, Any] = json.loads(text)
-    return again
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    weights=st.lists(st.integers(1, 9), min_size=3, max_size=3),
-    length=st.sampled_from(["first", 1, 48, 50, 99]),
-    epoch=st.integers(0, 3),
-    ranks=st.sampled_from([(1, 12), (2, 6), (3, 4), (4, 3)]),
-    then=st.sampled_from([(1, 12), (2, 6), (3, 4), (4, 3)]),
-    workers=st.integers(1, 3),
-    data=st.data(),
-)
-def test_a_run_goes_on_from_any_step_in_other_ranks_and_workers(
-    folders, weights, length, epoch, ranks, then, workers, data
-):
-    def make_one(rank: int, geometry: tuple[int, int]) -> Mixture:
-        world_size, batch_size = geometry
-        return mixed(
-            [folders[0], folders[2], folders[3]],
-            weights,
-            length,
-            batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-        )
-
-    first = make_one(0, ranks)
-    first.set_epoch(epoch)
-    alone = rows_of(first, epoch)
-    steps = data.draw(st.integers(0, len(first)))
-    state = through_json(first.state_dict(steps))
-    for rank in range(1, ranks[0]):
-        other = make_one(rank, ranks)
-        other.set_epoch(epoch)
-        assert other.state_dict(steps) == state
-    each = []
-    for rank in range(then[0]):
-        on = make_one(rank, then)
-        on.load_state_dict(state)
-        assert on.epoch == epoch
-        each.append(consumer(on, epoch, workers, state["units"]))
-        assert len(each[-1]) == on.remaining
-    rest = alone[min(len(alone), steps * 12) :]
-    together = [key for step in zip(*each, strict=True) for keys, v in step for key in keys[:v]]
-    assert together == rest
-    # Epochs after it are those of a run that was never stopped.
-    on.set_epoch(epoch + 1)
-    assert rows_of(on, epoch + 1) == rows_of(make_one(0, ranks), epoch + 1)
-
-
-def test_every_step_can_be_gone_on_from_twice(folders: list[Path]) -> None:
-    whole = mixed(folders, [4, 1, 2, 1], 77)
-    whole.set_epoch(2)
-    alone = batches(whole)
-    for steps in range(len(whole) + 1):
-        once = mixed(folders, [4, 1, 2, 1], 77)
-        once.load_state_dict(through_json(whole.state_dict(steps)))
-        assert once.remaining == len(alone) - steps
-        assert batches(once) == alone[steps:]
-        for more in (0, 1, 2):
-            if steps + more <= len(alone):
-                twice = mixed(folders, [4, 1, 2, 1], 77)
-                once.load_state_dict(whole.state_dict(steps))
-                twice.load_state_dict(once.state_dict(more))
-                assert batches(twice) == alone[steps + more :]
-
-
-def test_options_that_were_not_given_come_from_the_state(folders: list[Path]) -> None:
-    saved = mixed(folders[:1] + folders[2:], batch_size=8, seed=7, unit=2, length=60)
-    saved.set_epoch(1)
-    alone = batches(saved)
-
-    def parts(**options: Any) -> list[ShardDataset]:
-        return [
-            ShardDataset(folder, batch_size=8, fields=("__key__",), decode=None, **grouped(options))
-            for folder in folders[:1] + folders[2:]
-        ]
-
-    state = through_json(saved.state_dict(3))
-    own = parts()
-    on = ShardDataset.mix(own, length=60)
-    on.load_state_dict(state)
-    assert (on.seed, on.tail) == (7, "pad")
-    assert batches(on) == alone[3:]
-    for workers in (1, 2):
-        on.load_state_dict(state)
-        assert loaded(on, workers) == alone[3:]
-    assert [d.seed for d in own] == [0, 0, 0]  # the user's own stay as they were
-    for options, name in (
-        ({"seed": 3}, "seed is 3, but the state was saved with 7"),
-        ({"shuffle_buffer": 11}, "shuffle_buffer is 11, but the state was saved with 10"),
-        ({"tail": "exact"}, "tail is 'exact', but"),
-        ({"unit": 4}, "unit is 4, but"),
-    ):
-        with pytest.raises(StateError, match=f"dataset 0 of the mixture: {name}"):
-            ShardDataset.mix(parts(**options), length=60).load_state_dict(state)
-
-
-def test_a_refused_state_changes_nothing(folders: list[Path]) -> None:
-    mixture = mixed(folders, seed=3, length=60)
-    alone = batches(mixture)
-    state = mixed(folders, seed=3, length=60).state_dict(2)
-    for change in ({"units": (1 << 63) - 1}, {"slots": [1]}, {"mix": state["mix"][:3]}):
-        with pytest.raises(StateError):
-            mixture.load_state_dict(state | change)
-        assert batches(mixture) == alone
-
-
-def test_states_of_other_mixtures_are_refused(folders: list[Path]) -> None:
-    state = mixed(folders[:2], [1, 2], 50).state_dict(1)
-    one = opened(folders[0])
-    cats = opened(folders[1], where={"label": "cat"})
-    for mixture, message in (
-        (mixed(folders[:2], [2, 1], 50), r"slots of this mixture is \[2, 1\], but .* \[1, 2\]"),
-        (mixed(folders[:2], [1, 2], 51), r"length of this mixture is 51, but .* with 50"),
-        (mixed(folders[:3], length=50), "the state is of 2 datasets, and this is a mixture of 3"),
-        (ShardDataset.mix([one, cats], [1, 2], length=50), "dataset 1 of the mixture: .*selection"),
-    ):
-        with pytest.raises(StateError, match=message):
-            mixture.load_state_dict(state)
-    with pytest.raises(StateError, match="of no mixture, and this is a mixture of 2"):
-        mixed(folders[:2]).load_state_dict(one.state_dict(1))
-    with pytest.raises(StateError):
-        one.load_state_dict(state)
-    for edited in ([1, 2], [[1], [2]], [None, None]):
-        with pytest.raises(StateError):
-            mixed(folders[:2], [1, 2], 50).load_state_dict(state | {"mix": edited})
-
-
-def test_the_state_of_eight_datasets_is_small(folders: list[Path]) -> None:
-    parts = [
-        opened(
-            folders[0],
-            seed=(1 << 64) - 1,
-            shuffle_buffer=1_000_000_000 + i,
-            where={"label": lambda c: c < 2},
-        )
-        for i in range(8)
-    ]
-    mixture = ShardDataset.mix(parts, [1_000_003 + 7919 * i for i in range(8)], length=10**15)
-    mixture.set_epoch(10**6)
-    state = through_json(mixture.state_dict(10**12))
-    mixture.load_state_dict(state)
-    iterator: Any = iter(mixture)
-    through_json(iterator.state_dict())
-
-
-def test_a_stateful_loader_goes_on_and_gives_a_state_for_others(folders: list[Path]) -> None:
-    def one() -> Mixture:
-        return mixed(folders, [4, 1, 2, 1], 77)
-
-    alone = batches(one())
-    loader = StatefulDataLoader(one(), batch_size=None, num_workers=2)
-    iterator = iter(loader)
-    taken = batches([next(iterator) for _ in range(3)])
-    state = loader.state_dict()
-    del iterator
-    assert taken == alone[:3]
-    again = StatefulDataLoader(one(), batch_size=None, num_workers=2)
-    again.load_state_dict(state)
-    assert batches(again) == alone[3:]
-    other = one()
-    other.load_state_dict(through_json(other.state_from(state)))
-    assert loaded(other, 3) == alone[3:]
 
 
 # --- what can be mixed --------------------------------------------------------------------------

@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 
 import shardio
-from shardio import (
-    OptionError,
-    ShardDataset,
-    ShardLoader,
-)
+from shardio import OptionError, ShardDataset, ShardLoader
 from shardio.dataset.other_names import OTHER_NAMES
 
 Packed = Callable[..., Path]

@@ -27,10 +27,7 @@ from support.reading import batches, keyed
 from torch.nn.functional import cross_entropy
 
 import shardio
-from shardio import (
-    CenterCrop,
-    OptionError,
-)
+from shardio import CenterCrop, OptionError
 
 Packed = Callable[..., Path]
 ROOT = Path(__file__).resolve().parent.parent.parent

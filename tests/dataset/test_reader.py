@@ -12,10 +12,7 @@ from typing import Any
 
 import pytest
 from support import LIMIT_S
-from support.fetching import (
-    Watched,
-    reader,
-)
+from support.fetching import Watched, reader
 from support.small_datasets import payload, shard_files
 
 from shardio.dataset.reader import Reader

@@ -12,11 +12,7 @@ import pytest
 from support.reading import COUNTS, KEYS, batches, flat, keyed
 from torch.utils.data import DataLoader
 
-from shardio import (
-    EpochError,
-    OptionError,
-    ShardDataset,
-)
+from shardio import EpochError, OptionError, ShardDataset
 
 Packed = Callable[..., Path]
 # More workers than cores is what several tests want.

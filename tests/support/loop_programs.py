@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardio import ShardDataset, ShardLoader
@@ -209,6 +209,26 @@ def run(loader: str, loops: list[str]) -> None:
             "text": said[0],
         }
     print(json.dumps(found), flush=True)
+
+
+def epochs_read(stream: Any, passes: Callable[[], Any], count: int) -> list[int]:
+    found = []
+    for _ in range(count):
+        passes()
+        found.append(stream.epoch)
+    return found
+
+
+class Wrapped(IterableDataset[Any]):
+    """A user's own dataset around ours: several passes in one."""
+
+    def __init__(self, inner: Any, passes: int) -> None:
+        self.inner = inner
+        self.passes = passes
+
+    def __iter__(self) -> Any:
+        for _ in range(self.passes):
+            yield from self.inner
 
 
 if __name__ == "__main__":

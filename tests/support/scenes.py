@@ -13,15 +13,10 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
 
 import shardio
-from shardio import (
-    CenterCrop,
-    ShardLoader,
-)
+from shardio import CenterCrop, ShardLoader
 from support import small_datasets
 
 COUNT = 10
-
-
 SIZE = (24, 16)  # width, height: of small_datasets.jpeg
 
 
@@ -72,8 +67,6 @@ LOADERS: dict[str, Callable[[Any], Any]] = {
     "ShardLoader": lambda data: ShardLoader(data, num_workers=2, threads=2),
     "ShardLoader here": lambda data: ShardLoader(data, num_workers=0),
 }
-
-
 # Torch waits 5 s for a worker in which an exception was raised: these send it as a worker does.
 FAILING = LOADERS | {"a worker": lambda data: sent(data)}
 
@@ -92,8 +85,6 @@ def boxes_of(item: Any) -> Any:
 
 
 RAGGED: Any = {"batch_size": COUNT, "shuffle": False, "order": shardio.Order(unit=1)}
-
-
 BUILT_IN: Any = {"fields": ("image", "label"), "transform": CenterCrop(8)}
 
 

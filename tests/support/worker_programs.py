@@ -1,4 +1,4 @@
-"""Trainings that test_workers.py interrupts, and one that kills its own workers.
+"""Trainings that test_dataloader_workers.py interrupts, and one that kills its own workers.
 
     worker_programs.py train DATA METHOD new|persistent [LAST LINE]
     worker_programs.py kill DATA METHOD SEED COUNT
@@ -16,11 +16,15 @@ import random
 import signal
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from shardio import ShardDataset
 from support import LIMIT_S, programs
@@ -131,6 +135,61 @@ def settle(pid: int) -> None:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         for _ in range(1000):  # the handler of a signal runs between two steps of the interpreter
             pass
+
+
+COUNTS = [23, 0, 41, 3, 30]
+N = sum(COUNTS)
+STEPS = -(-N // BATCH)
+
+
+@dataclass
+class Wait:
+    """Called for one record, or for one worker, it waits until the parent has opened its gate."""
+
+    target: int
+    gate: str  # a FIFO: a byte in it is the permission
+
+    def __call__(self, number: int) -> None:
+        if number == self.target:
+            gate = os.open(self.gate, os.O_RDONLY)
+            os.read(gate, 1)
+            os.close(gate)
+
+
+WAYS = {
+    "none": {},
+    "fork": {"num_workers": WORKERS},
+    "persistent": {"num_workers": WORKERS, "persistent_workers": True},
+    "spawn": {
+        "num_workers": WORKERS,
+        "persistent_workers": True,
+        "multiprocessing_context": "spawn",
+    },
+}
+
+
+@contextmanager
+def passing(loader: DataLoader[Any]) -> Iterator[Any]:
+    """One pass. Its workers end with it: after an error torch takes 5 s for each, since what it
+    raises holds its own traceback, and so the iterator, until the garbage collector comes."""
+    iterator = iter(loader)
+    try:
+        yield iterator
+    finally:
+        if isinstance(iterator, _MultiProcessingDataLoaderIter):
+            iterator._shutdown_workers()
+
+
+def loading(folder: Path, way: str) -> tuple[ShardDataset, DataLoader[Any], list[Any]]:
+    """A dataset, a loader of it, and the epochs 0 and 1 as another dataset of it has them."""
+    expected = []
+    for epoch in (0, 1):
+        dataset = images(folder)
+        dataset.set_epoch(epoch)
+        expected.append([numbers(batch) for batch in dataset])
+    assert expected[0] != expected[1] and len(expected[0]) == len(expected[1]) == STEPS
+    dataset = images(folder)
+    return dataset, DataLoader(dataset, batch_size=None, **WAYS[way]), expected
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""Raw pixels: decoded by a copy, read a batch at a time."""
+"""Small images straight into a batch: the batch of the items, or the ordinary way."""
 
 import contextlib
 import dataclasses
 import functools
 import json
 import struct
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,191 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from PIL import Image
 from support.naive_reader import seed_of
 from support.packing import pack_raw, png_folder
-from support.raw_pixels import (
-    both_ways,
-    encoded,
-    policy,
-    raw_data,
-    raw_sample,
-    same,
-    scene,
-    wholes,
-)
+from support.raw_pixels import both_ways, encoded, policy, raw_data, raw_sample, same, scene, wholes
 from support.small_datasets import flip
-from support.trees import plant, shards
+from support.trees import shards
 
-from shardio import (
-    CenterCrop,
-    Order,
-    RandomResizedCrop,
-    ShardDataset,
-    ShardLoader,
-    collate,
-    native,
-)
-from shardio.dataset import sequence as sequences
-from shardio.errors import (
-    CollateError,
-    DamageError,
-    DecodeError,
-    OptionError,
-)
+from shardio import CenterCrop, Order, ShardDataset, ShardLoader, collate, native
+from shardio.errors import CollateError, DamageError
 from shardio.formats import manifest
 from shardio.formats.index import checksum
 from shardio.formats.record import RecordShard
 from shardio.formats.sample import Sample
 from shardio.images import decode as image
-from shardio.images import transforms
-from shardio.packing.pack import pack
 from shardio.storage.location import locate
-
-# --- decoding -------------------------------------------------------------------------------------
-
-
-def outcome(read: Callable[[bytes], Any], data: bytes) -> Any:
-    try:
-        found = np.asarray(read(data))
-    except DecodeError:
-        return "no image"
-    return found.shape, found.tobytes()
-
-
-@st.composite
-def ppm_files(draw: st.DrawFn) -> bytes:
-    """P6 files, most of them nearly right."""
-    width, height = draw(st.integers(0, 5)), draw(st.integers(0, 5))
-    blank = st.sampled_from([b" ", b"\n", b"\t", b"\r", b"  ", b"\n# a comment\n", b"", b"\x0b"])
-    number = st.sampled_from([b"%d", b"0%d", b"+%d", b" %d", b"%d.", b"\xb2%d"])
-    maxval = draw(
-        st.sampled_from([b"255", b"255", b"255", b"254", b"65535", b"0", b"256", b"0255"])
-    )
-    usual = draw(st.booleans())
-    parts = [
-        b"P6",
-        b"\n" if usual else draw(blank),
-        (b"%d" if usual else draw(number)) % width,
-        b" " if usual else draw(blank),
-        (b"%d" if usual else draw(number)) % height,
-        b"\n" if usual else draw(blank),
-        maxval,
-        b"\n" if usual else draw(blank),
-    ]
-    size = max(0, 3 * width * height + draw(st.sampled_from([0, 0, 0, -1, 1, 7])))
-    return b"".join(parts) + draw(st.binary(min_size=size, max_size=size))
-
-
-@given(ppm_files())
-def test_pixels_are_taken_as_pil_reads_them(data: bytes) -> None:
-    readers: list[Callable[[bytes], Any]] = [image.pixels, image.decode, CenterCrop(2)]
-    fast = [outcome(read, data) for read in readers]
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (image, transforms):
-            patch.setattr(module, "raw_pixels", lambda data, max_pixels: None)
-        assert fast == [outcome(read, data) for read in readers]
-
-
-@pytest.mark.parametrize(
-    "header",
-    [b"P6\n99999999 99999999\n255\n", b"P6\n%d 1\n255\n" % 10**60, b"P6\n-1 -1\n255\n", b"P6\n"],
-)
-def test_hostile_headers_are_decode_errors(header: bytes) -> None:
-    for read in (image.pixels, image.decode, CenterCrop(2), RandomResizedCrop(2)):
-        with pytest.raises(DecodeError):
-            read(header + b"\0" * 30)
-
-
-def test_the_limit_of_pixels_holds_for_raw_ones() -> None:
-    data = image.ppm(scene(0))
-    assert image.pixels(data, max_pixels=48).shape == (6, 8, 3)
-    with pytest.raises(DecodeError, match=r"8 x 6 = 48 pixels"):
-        image.pixels(data, max_pixels=47)
-    with pytest.raises(DecodeError, match=r"8 x 6 = 48 pixels"):
-        CenterCrop(2, max_pixels=47)(data)
-
-
-def test_arrays_are_the_callers_own() -> None:
-    data = bytearray(image.ppm(scene(0)))
-    for given_bytes in (bytes(data), data, memoryview(data), encoded(scene(0))):
-        array = image.pixels(given_bytes)
-        assert np.array_equal(array, scene(0)) and array.dtype == np.uint8
-        assert array.flags.owndata and array.flags.writeable and array.flags.c_contiguous
-
-
-TRANSFORMS = [
-    CenterCrop(4),
-    CenterCrop((3, 7)),
-    CenterCrop(9, 11),
-    RandomResizedCrop(5, flip=True),
-    RandomResizedCrop((6, 8), scale=(1, 1), ratio=(8 / 6, 8 / 6), flip=True),  # all, or mirrored
-    RandomResizedCrop(3, flip=True, interpolation="lanczos", fast=True),
-]
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS)
-def test_transforms_of_raw_pixels_are_those_of_the_image(transform: Any) -> None:
-    for draw in range(30):
-        array = scene(draw)
-        found = transform(image.ppm(array), draw)
-        assert np.array_equal(found, transform(Image.fromarray(array), draw))
-        assert found.flags.owndata and found.flags.writeable and found.flags.c_contiguous
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS)
-def test_transforms_write_where_they_are_told(transform: Any) -> None:
-    wide = np.zeros((*transform.size, 4), np.uint8)
-    for data in (image.ppm(scene(7)), encoded(scene(7)), encoded(scene(8), "JPEG")):
-        out = wide[:, :, :3]
-        assert transform(data, 7, out=out) is out
-        assert np.array_equal(out, transform(data, 7))
-    assert not wide[:, :, 3].any()
-
-
-def test_what_cannot_be_written_to_is_refused() -> None:
-    readonly = np.zeros((4, 4, 3), np.uint8)
-    readonly.setflags(write=False)
-    for out in (
-        np.zeros((4, 5, 3), np.uint8),
-        np.zeros((4, 4), np.uint8),
-        np.zeros((4, 4, 3), np.float32),
-        readonly,
-        [0],
-    ):
-        with pytest.raises(OptionError, match=r"uint8 of shape \(4, 4, 3\)"):
-            CenterCrop(4)(image.ppm(scene(0)), out=out)  # type: ignore[arg-type]
-    kept = np.full((4, 4, 3), 7, np.uint8)
-    with pytest.raises(DecodeError):
-        CenterCrop(4)(b"no image", out=kept)
-    assert (kept == 7).all()
-
-
-def test_decode_numpy_is_the_array_of_the_pil_image(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    tree = {
-        "a/turned.jpg": encoded(scene(5, 8, 6), "JPEG", exif=exif),
-        "a/x.ppm": encoded(scene(6), "PPM"),
-        "a/grey.png": encoded(scene(2, 3, 9), mode="L"),
-    }
-    pack(plant(tmp_path / "src", tree), tmp_path / "out", jobs=1)
-    arrays = sequences.open(tmp_path / "out", decode="numpy")
-    pictures = sequences.open(tmp_path / "out")
-    for array, shown in zip(arrays, pictures, strict=True):
-        assert np.array_equal(array["image"], np.asarray(shown["image"]))
-        assert array["image"].flags.owndata and array["image"].ndim == 3
-    stream = ShardDataset(tmp_path / "out", decode="numpy", fields=("image",), transform=np.sum)
-    assert sorted(total for (total,) in stream) == sorted(np.sum(item["image"]) for item in arrays)
-    cropped = ShardDataset(tmp_path / "out", decode="numpy", transform=CenterCrop(3), batch_size=3)
-    assert next(iter(cropped))["image"].shape == (3, 3, 3, 3)
-    with pytest.raises(OptionError, match=r"'pil', 'numpy', .*None or a function"):
-        sequences.open(tmp_path / "out", decode="torch")  # type: ignore[arg-type]
-
-
-# --- a batch at a time ----------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["core", "core without xxHash", "python"])
