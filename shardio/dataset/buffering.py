@@ -1,7 +1,7 @@
 """Hold or announce the bytes of a consumer's shuffle windows, as is cheapest.
 
-The shuffle buffer is an order, not a pile of bytes; where the bytes wait depends on what is
-cheapest:
+The shuffle buffer is an order, and holds no bytes by itself. Where the bytes wait depends on what
+is cheapest:
 
     page_cache  the default. The page cache is the buffer: as the window of a span moves on, its
                 storage is announced in runs of adjacent records, 1 MiB each, and each record is
@@ -11,21 +11,22 @@ cheapest:
                 raw bytes of each record wait in this process. 0.9 KB: 0.7 us a record less.
     remote      of an object store no page is cached: each span is asked for ahead, in ranges of
                 8 MiB and in the order of use, and all of its window waits in this process. Where
-                spans are shared, or all is shuffled, each asks for its own records alone; but a
-                small dataset that is shuffled as a whole is kept in this process.
+                spans are shared, or all is shuffled, a consumer asks for its own records only;
+                but a small dataset that is shuffled as a whole is kept in this process.
     network     announcements to a network file system are not to be trusted: records wait in this
                 process, up to `buffer_bytes` on this machine; where that is full, blocks are left
                 out and their records are read one by one when handed out, so nothing is read twice.
 
-A span that starts would announce its whole window at once, 1 GB in all for 10,000 photographs, and
-the first batch would wait behind it. So the first batches announce their own records, and what lies
-between them up to a run, one batch ahead, and the window grows RAMP records for each one handed
-out. A dataset of small records that is shuffled as a whole is one window, announced so from its
+If a span announced its whole window at its start (1 GB in all for 10,000 photographs), the first
+batch would wait behind it. So the first batches announce their own records, one batch ahead, with
+what lies between these, up to a run. The window grows by RAMP records for each one handed out.
+A dataset of small records that is shuffled as a whole is one window, announced so from its
 first byte to its last. One of at most ALL_BYTES is announced before the first batch, or read, if it
-is on a network file system: sequential reads, on any storage, for which nobody waits long. Where
-storage order does not help (larger records are shuffled as a whole, a span is shared with other
-machines, or memory is too short to keep the windows until they are used), the records of the next
-batches are announced alone: the order is arithmetic, so what they need is known.
+is on a network file system: sequential reads, on any storage, for which nobody waits long.
+
+Storage order does not help where larger records are shuffled as a whole, where a span is shared
+with other machines, and where memory is too short to keep the windows until they are used. There
+only the records of the next batches are announced; the order is arithmetic, so they are known.
 
 Each of these is a `Policy`, chosen by `choose_policy`. It needs no storage to say what it costs;
 `open` gives it some, and Fetch then asks it to draw, release and advance, batch by batch.
@@ -57,12 +58,12 @@ from .window import (
     PLACE,
     RAMP,
     SHARD,
-    Drawn,
+    DrawnPieces,
+    DrawnRows,
     Pieces,
-    Places,
     Span,
-    beyond_windows,
-    stretches,
+    contiguous_runs,
+    unannounced_rows,
 )
 
 HELD_BYTES = 24 << 20  # held windows and read-ahead of a process that reads local storage
@@ -79,39 +80,39 @@ BUFFER_BYTES = 256 << 20  # a machine's held windows on network file systems
 # Share of the available memory that announced windows may take; with more, the kernel drops pages
 # before their use. 2 GiB of photographs, 1 GiB of memory, a window of 1 GiB: 1.9 times the payload
 # is read; 1.2 when only a quarter of the blocks is announced, 1.03 when just the next batches are.
-KEPT = 0.25
-AHEAD = 256  # records announced ahead of use where storage order does not help, at least
+CACHED_PART = 0.25
+ROWS_AHEAD = 256  # records announced ahead of use where storage order does not help, at least
 # Of records of a dataset that is shuffled as a whole, mean bytes x consumers on a machine, each of
 # which announces all: at 9 us for 128 KiB in the cache as dear as 4.5 us for each one's own. So is
 # each call where records do not lie side by side (`calls_per_record`): 12 consumers, 4 KB files of
 # a folder: 173 us of processors a record, 35 when each announces its own; one record in ten: 35
 # and 9.
-WHOLE = 64 << 10
+WHOLE_BYTES = 64 << 10
 # Calls of a consumer that announce a small dataset before the first batch: 0.1 s where all is
 # cached.
-CALLS = 1 << 14
+ANNOUNCE_CALLS = 1 << 14
 # Rows of an object store that are drawn ahead of use, at most: what they need is asked for in
 # the order of use. Of small records more is asked for, span by span.
-DRAWN = 4096
+MAX_ROWS_DRAWN = 4096
 # Rows that are looked up at once without a batch_size, at first and at most: 3 us each of 1 alone.
 STEPS = (64, 256)
 REQUEST = 128 << 10  # bytes: read-ahead of Linux, if nobody has set it
 # Memory that malloc takes for photographs that come and go, of their bytes: in two processes 1.2,
 # in one 1.4.
-_HEAP = 1.3
+_HEAP_FACTOR = 1.3
 
 
 @dataclass(eq=False)
 class Policy:
     """Announce storage ahead of use, and say what that costs; the subclasses are ways to do so.
 
-    share            of one consumer
+    partition        of one consumer
     mean_bytes       of a record in storage
     local_consumers  on this machine, this one included
     run              bytes of storage that are read or announced at a time
     """
 
-    share: Partition | RowRanges
+    partition: Partition | RowRanges
     mean_bytes: float
     local_consumers: int
     run: int
@@ -130,26 +131,26 @@ class Policy:
 
     def __post_init__(self) -> None:
         """Do the arithmetic."""
-        epoch, mean = self.share.epoch, self.mean_bytes
+        epoch, mean = self.partition.epoch, self.mean_bytes
         self.dataset_bytes = epoch.records * mean
         self.window_bytes = epoch.window * mean  # of a span
         # That a reader of an object store asks for ahead of use.
         self.in_flight = max(LEAST_IN_FLIGHT, IN_FLIGHT // self.local_consumers)
-        self.lead = max(epoch.unit, math.ceil(self.run / mean))  # records beyond a window
-        self.rows_ahead = self.share.batch_size or 1  # drawn before the first is handed out
+        self.lookahead = max(epoch.unit, math.ceil(self.run / mean))  # records beyond a window
+        self.rows_ahead = self.partition.batch_size or 1  # drawn before the first is handed out
 
     def first_batch_bytes(self) -> int:
         """Estimate the bytes that are read before the first batch: it alone, if windows grow."""
-        batch = min(self.share.epoch.records, self.share.batch_size or 1)
+        batch = min(self.partition.epoch.records, self.partition.batch_size or 1)
         return math.ceil(batch * self.mean_bytes)
 
     def cold_requests(self) -> tuple[int, int]:
         """Estimate the requests of a cold epoch to storage, and their bytes, of all consumers."""
         return self._requests(0.0, self.dataset_bytes)
 
-    def _requests(self, alone: float, in_runs: float, times: int = 1) -> tuple[int, int]:
+    def _requests(self, one_by_one: float, in_runs: float, times: int = 1) -> tuple[int, int]:
         """Count requests, and bytes, of so many records by themselves and bytes in runs."""
-        requests = alone * math.ceil(self.mean_bytes / REQUEST) + in_runs / REQUEST * times
+        requests = one_by_one * math.ceil(self.mean_bytes / REQUEST) + in_runs / REQUEST * times
         return math.ceil(requests), math.ceil(self.dataset_bytes * times)
 
     def store_traffic(self, consumers: int, part: float) -> tuple[float, float]:
@@ -157,7 +158,7 @@ class Policy:
 
         part: of all records that this machine hands out. Returns bytes and requests.
         """
-        return self.dataset_bytes * part, self.share.epoch.records * part
+        return self.dataset_bytes * part, self.partition.epoch.records * part
 
     def open(self, reader: Reader, selection: Selection | None) -> None:
         """Get ready to read. selection: the records that the epoch is of; None: all."""
@@ -167,17 +168,17 @@ class Policy:
     def skip(self, span: Span, first: int) -> None:
         """Let go of the draws of a span before draw `first`: other consumers hand them out."""
 
-    def draw(self, pieces: Pieces, drawn: Drawn, rows: Places) -> None:
+    def draw(self, pieces: Pieces, drawn: DrawnPieces, rows: DrawnRows) -> None:
         """Announce what a batch needs, some batches ahead, and nothing else has announced."""
 
-    def release(self, drawn: Drawn) -> list[bytes | None] | None:
+    def release(self, drawn: DrawnPieces) -> list[bytes | None] | None:
         """Return what is held of a batch, which is held no more. None: nothing ever is."""
         return None
 
-    def advance(self, drawn: Drawn) -> None:
+    def advance(self, drawn: DrawnPieces) -> None:
         """Hold or announce what comes after a batch that was handed out."""
 
-    def announce(self, rows: Places, between: int = 0) -> None:
+    def announce(self, rows: DrawnRows, between: int = 0) -> None:
         """Announce these records, adjacent ones together.
 
         between: other records between two of them that are announced, too.
@@ -227,15 +228,15 @@ class NextBatches(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.rows_ahead = max(AHEAD, self.rows_ahead)
-        batch = self.share.batch_size or STEPS[1]
-        rows = self.local_consumers * (max(AHEAD, batch) + batch)
+        self.rows_ahead = max(ROWS_AHEAD, self.rows_ahead)
+        batch = self.partition.batch_size or STEPS[1]
+        rows = self.local_consumers * (max(ROWS_AHEAD, batch) + batch)
         self.cached_bytes = math.ceil(rows * self.mean_bytes)
 
     def cold_requests(self) -> tuple[int, int]:
-        return self._requests(self.share.epoch.records, 0.0)
+        return self._requests(self.partition.epoch.records, 0.0)
 
-    def draw(self, pieces: Pieces, drawn: Drawn, rows: Places) -> None:
+    def draw(self, pieces: Pieces, drawn: DrawnPieces, rows: DrawnRows) -> None:
         self.announce(rows)
 
 
@@ -247,7 +248,7 @@ class NextRequests(NextBatches):
     def __post_init__(self) -> None:
         super().__post_init__()
         rows = math.ceil(self.in_flight / self.mean_bytes)
-        self.rows_ahead = max(self.rows_ahead, min(rows, DRAWN))
+        self.rows_ahead = max(self.rows_ahead, min(rows, MAX_ROWS_DRAWN))
         self.records_bytes, self.cached_bytes = self.in_flight, 0
 
 
@@ -259,7 +260,7 @@ class Windows(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        spans = min(self.share.spans_read * self.local_consumers, self.share.epoch.spans)
+        spans = min(self.partition.spans_read * self.local_consumers, self.partition.epoch.spans)
         self.cached_bytes = math.ceil(spans * (self.window_bytes + self.run))
 
     def open(self, reader: Reader, selection: Selection | None) -> None:
@@ -269,18 +270,18 @@ class Windows(Policy):
         # half of 5,000 in the buffer: 1,941 requests an epoch, and 738 so.
         self._between = int(self.run / self.mean_bytes) if selection is None else 0
 
-    def draw(self, pieces: Pieces, drawn: Drawn, rows: Places) -> None:
-        self.announce(beyond_windows(drawn), self._between)
+    def draw(self, pieces: Pieces, drawn: DrawnPieces, rows: DrawnRows) -> None:
+        self.announce(unannounced_rows(drawn), self._between)
 
-    def advance(self, drawn: Drawn) -> None:
+    def advance(self, drawn: DrawnPieces) -> None:
         for span, done, _ in drawn:
-            self._announce_to(span, span.ramped(done, self.lead))
+            self._announce_to(span, span.ramp_target(done, self.lookahead))
 
     def _announce_to(self, span: Span | Whole, target: int) -> None:
         """Announce the storage of a span up to a place."""
         while span.ahead < target:
             shard, chosen, ends = self._run(*span.locate(span.ahead))
-            for begin, end in stretches(chosen, len(ends), self._gap):
+            for begin, end in contiguous_runs(chosen, len(ends), self._gap):
                 self._expect(shard, begin, end)
             span.ahead += len(ends)
 
@@ -301,7 +302,7 @@ class Whole(Windows):
 
     def cold_requests(self) -> tuple[int, int]:
         # An eighth is of the first batches, which are ahead of the announcements.
-        return self._requests(self.share.epoch.records / 8, self.dataset_bytes)
+        return self._requests(self.partition.epoch.records / 8, self.dataset_bytes)
 
     def open(self, reader: Reader, selection: Selection | None) -> None:
         super().open(reader, selection)
@@ -312,19 +313,19 @@ class Whole(Windows):
         self._first = -1  # the place in the order of the first draw here: a resume is ramped, too
         self._ends = deque[int]()  # of batches drawn, where they end, counted from there
 
-    def draw(self, pieces: Pieces, drawn: Drawn, rows: Places) -> None:
+    def draw(self, pieces: Pieces, drawn: DrawnPieces, rows: DrawnRows) -> None:
         if not drawn:
             self._ends.append(0)
             return
-        places = self.share.epoch.places(pieces)
+        places = self.partition.epoch.places(pieces)
         if self._first < 0:
             self._first = places.start
         self._ends.append(places.stop - self._first)
         if self.ahead < self.records:
             self.announce(rows[:, rows[NUMBER] >= self.ahead])
 
-    def advance(self, drawn: Drawn) -> None:
-        self._announce_to(self, min(RAMP * self._ends.popleft() + self.lead, self.records))
+    def advance(self, drawn: DrawnPieces) -> None:
+        self._announce_to(self, min(RAMP * self._ends.popleft() + self.lookahead, self.records))
 
     def locate(self, place: int) -> tuple[int, int, int, int]:
         """Turn a place into a record's number, its shard, and its number there, as Span does."""
@@ -345,11 +346,11 @@ class WholeFirst(Whole):
     def cold_requests(self) -> tuple[int, int]:
         return self._requests(0.0, self.dataset_bytes)
 
-    def draw(self, pieces: Pieces, drawn: Drawn, rows: Places) -> None:
+    def draw(self, pieces: Pieces, drawn: DrawnPieces, rows: DrawnRows) -> None:
         if drawn:
             self._announce_to(self, self.records)
 
-    def advance(self, drawn: Drawn) -> None:
+    def advance(self, drawn: DrawnPieces) -> None:
         """All is announced."""
 
 
@@ -372,7 +373,7 @@ class WholeRequested(WholeFirst):
         self.records_bytes, self.cached_bytes = self.cached_bytes, 0
 
     def store_traffic(self, consumers: int, part: float) -> tuple[float, float]:
-        shards = int((self.share.epoch.shard_records > 0).sum())
+        shards = int((self.partition.epoch.shard_records > 0).sum())
         size = self.dataset_bytes
         return size * consumers, consumers * (shards + size / RANGE)
 
@@ -396,10 +397,12 @@ class Held(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._early: set[int] = set()  # handed out before their block is read: not to be held
+        self._handed_out_early: set[int] = (
+            set()
+        )  # handed out before their block is read: not to be held
         # Of all windows, were there no budget.
         self.windows_bytes = math.ceil(
-            self.share.spans_read * (self.window_bytes + self._beyond_bytes())
+            self.partition.spans_read * (self.window_bytes + self._beyond_bytes())
         )
         self.records_bytes = min(self.windows_bytes, self.budget)
 
@@ -410,12 +413,12 @@ class Held(Policy):
     def skip(self, span: Span, first: int) -> None:
         others = span.take(span.done, first - span.done)
         self._pop(span, others)
-        self._early.update(span.beyond(others)[NUMBER].tolist())
+        self._handed_out_early.update(span.unannounced(others)[NUMBER].tolist())
 
-    def release(self, drawn: Drawn) -> list[bytes | None]:
+    def release(self, drawn: DrawnPieces) -> list[bytes | None]:
         return [data for span, _, rows in drawn for data in self._pop(span, rows)]
 
-    def _pop(self, span: Span, rows: Places) -> list[bytes | None]:
+    def _pop(self, span: Span, rows: DrawnRows) -> list[bytes | None]:
         """Return the bytes that were held for these rows. They are held no more."""
         held = span.release(rows[PLACE].tolist())
         self.held_bytes -= sum(map(len, filter(None, held)))
@@ -427,15 +430,17 @@ class Held(Policy):
             number, *where = span.locate(span.ahead)
             shard, chosen, ends = self._run(number, *where)
             count = len(ends)
-            if number in self._early:
-                self._early.remove(number)
+            if number in self._handed_out_early:
+                self._handed_out_early.remove(number)
                 span.hold([None])
             elif self.held_bytes + int(ends[-1]) > self.budget:
                 span.hold([None] * count)
             else:
-                if self._early:
+                if self._handed_out_early:
                     run = range(number, number + count)
-                    count = next((i for i, n in enumerate(run) if n in self._early), count)
+                    count = next(
+                        (i for i, n in enumerate(run) if n in self._handed_out_early), count
+                    )
                 data = self._read(shard, chosen, count)
                 self.held_bytes += sum(map(len, filter(None, data)))
                 span.hold(data)
@@ -446,16 +451,16 @@ class Held(Policy):
             return shard.hold(chosen.start, chosen.start + count)
         data: list[bytes | None] = []
         records = chosen[:count].tolist()
-        for begin, end in self._stretches(chosen, count):
+        for begin, end in self._contiguous_runs(chosen, count):
             read = shard.hold(begin, end)
             while len(data) < count and records[len(data)] < end:
                 data.append(read[records[len(data)] - begin])
         return data
 
-    def _stretches(self, chosen: slice | Int64s, count: int) -> Iterator[tuple[int, int]]:
+    def _contiguous_runs(self, chosen: slice | Int64s, count: int) -> Iterator[tuple[int, int]]:
         """Yield the first `count` of these records as (begin, end), each of which is one read."""
         gap, most = int(GAP / self.mean_bytes), max(1, int(self.run / self.mean_bytes))
-        return stretches(chosen, count, gap, most)
+        return contiguous_runs(chosen, count, gap, most)
 
 
 class Blocks(Held):
@@ -466,16 +471,18 @@ class Blocks(Held):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.lead = self.rows_ahead = 0
+        self.lookahead = self.rows_ahead = 0
 
     def first_batch_bytes(self) -> int:
         # The windows of all spans that the batch takes from.
-        epoch = self.share.epoch
+        epoch = self.partition.epoch
         block = min(self.window_bytes + self.run, epoch.span_records(0) * self.mean_bytes)
-        spans = min(epoch.spans, max(1, epoch.units), (self.share.batch_size or 1) // epoch.unit)
+        spans = min(
+            epoch.spans, max(1, epoch.units), (self.partition.batch_size or 1) // epoch.unit
+        )
         return math.ceil(spans * block)
 
-    def release(self, drawn: Drawn) -> list[bytes | None]:
+    def release(self, drawn: DrawnPieces) -> list[bytes | None]:
         for span, done, _ in drawn:
             self._hold_to(span, min(done + span.window, span.records))
         return super().release(drawn)
@@ -488,22 +495,22 @@ class NetworkBlocks(Held):
     waits = "in each process, up to its part of buffer_bytes; others are read one by one"
 
     def _beyond_bytes(self) -> float:
-        early = max(self.run, self.share.epoch.unit * self.mean_bytes)
+        early = max(self.run, self.partition.epoch.unit * self.mean_bytes)
         return super()._beyond_bytes() + early
 
     def cold_requests(self) -> tuple[int, int]:
-        alone = self.share.epoch.records * max(0.0, 1 - self.budget / self.windows_bytes)
-        in_runs = self.dataset_bytes - alone * self.mean_bytes
-        return self._requests(alone, in_runs, self.share.sharers)
+        one_by_one = self.partition.epoch.records * max(0.0, 1 - self.budget / self.windows_bytes)
+        in_runs = self.dataset_bytes - one_by_one * self.mean_bytes
+        return self._requests(one_by_one, in_runs, self.partition.sharers)
 
-    def draw(self, pieces: Pieces, drawn: Drawn, rows: Places) -> None:
-        early = beyond_windows(drawn)
-        self._early.update(early[NUMBER].tolist())
+    def draw(self, pieces: Pieces, drawn: DrawnPieces, rows: DrawnRows) -> None:
+        early = unannounced_rows(drawn)
+        self._handed_out_early.update(early[NUMBER].tolist())
         self.announce(early)
 
-    def advance(self, drawn: Drawn) -> None:
+    def advance(self, drawn: DrawnPieces) -> None:
         for span, done, _ in drawn:
-            self._hold_to(span, span.ramped(done, self.lead))
+            self._hold_to(span, span.ramp_target(done, self.lookahead))
 
 
 class Ranges(Blocks):
@@ -515,38 +522,40 @@ class Ranges(Blocks):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.records_bytes = round(_HEAP * self.windows_bytes) + self.in_flight
+        self.records_bytes = round(_HEAP_FACTOR * self.windows_bytes) + self.in_flight
         rows = math.ceil(self.in_flight / self.mean_bytes)
-        self.rows_ahead = min(rows, DRAWN)
+        self.rows_ahead = min(rows, MAX_ROWS_DRAWN)
         # Records of each span that are asked for beyond those of batches drawn.
-        self._ask_lead = (rows - self.rows_ahead) // self.share.spans_read
+        self._request_lookahead = (rows - self.rows_ahead) // self.partition.spans_read
 
     def _beyond_bytes(self) -> float:
         return RANGE / 2
 
     def store_traffic(self, consumers: int, part: float) -> tuple[float, float]:
-        epoch = self.share.epoch
-        touched = min(1.0, self.share.spans_read * consumers / epoch.spans)
+        epoch = self.partition.epoch
+        touched = min(1.0, self.partition.spans_read * consumers / epoch.spans)
         requests = touched * requests_of_spans(epoch, epoch.spans, self.mean_bytes)
         return self.dataset_bytes * part, requests
 
-    def draw(self, pieces: Pieces, drawn: Drawn, rows: Places) -> None:
+    def draw(self, pieces: Pieces, drawn: DrawnPieces, rows: DrawnRows) -> None:
         for span, done, _ in drawn:
-            self._ask(span, done)
-        if early := [own[:, own[PLACE] < span.began] for span, _, own in drawn if span.began]:
+            self._request(span, done)
+        if early := [
+            own[:, own[PLACE] < span.start_place] for span, _, own in drawn if span.start_place
+        ]:
             self.announce(np.concatenate(early, axis=1))  # left in windows of before a resume
 
-    def _ask(self, span: Span, done: int) -> None:
+    def _request(self, span: Span, done: int) -> None:
         """Ask for the storage that `done` draws of a span need, and some more."""
-        target = min(done + span.window + self._ask_lead, span.records)
-        if span.asked == span.began:
-            span.cut = min(done + span.window, span.records)
-        while span.asked < target:
-            shard, chosen, ends = self._run(*span.locate(span.asked))
-            for begin, end in self._stretches(chosen, len(ends)):
+        target = min(done + span.window + self._request_lookahead, span.records)
+        if span.requested_to == span.start_place:
+            span.first_run_end = min(done + span.window, span.records)
+        while span.requested_to < target:
+            shard, chosen, ends = self._run(*span.locate(span.requested_to))
+            for begin, end in self._contiguous_runs(chosen, len(ends)):
                 shard.will_need(begin, end)
-            span.asked += len(ends)
-            after = span.asked + len(ends)
+            span.requested_to += len(ends)
+            after = span.requested_to + len(ends)
             if after < span.records:
                 self._reader.will_open([span.locate(after)[1]])
 
@@ -555,7 +564,7 @@ class Ranges(Blocks):
 
 
 def choose_policy(
-    share: Partition | RowRanges,
+    partition: Partition | RowRanges,
     mean_bytes: float,
     *,
     network: bool,
@@ -576,14 +585,14 @@ def choose_policy(
     batched_reads     the core reads many records at a time, so that holding them gains nothing
     calls_per_record  asked where all is shuffled: the calls that announce all records, for each
     """
-    epoch, touched, shared = share.epoch, share.spans_read, share.sharers > 1
-    here = share, mean_bytes, local_consumers
+    epoch, touched, shared = partition.epoch, partition.spans_read, partition.sharers > 1
+    here = partition, mean_bytes, local_consumers
     if remote:
         if not shared and not epoch.shuffles_all:
             return Ranges(*here, RANGE, budget=1 << 62)
         small = epoch.shuffles_all and math.ceil(epoch.records * mean_bytes) <= ALL_BYTES
         return (WholeRequested if small else NextRequests)(*here, RANGE)
-    if not epoch.shuffles_all and share.sharers <= 2:
+    if not epoch.shuffles_all and partition.sharers <= 2:
         room = (HELD_BYTES - touched * epoch.window * mean_bytes) / touched
         if network:
             budget = max(1, buffer_bytes // local_consumers)
@@ -592,18 +601,20 @@ def choose_policy(
         if mean_bytes < SMALL and room >= LEAST_BLOCK and not batched_reads:
             return Blocks(*here, int(min(RUN, HELD_RUN, room)), HELD_BYTES)
     policy: Policy = Windows(*here, RUN)
-    alone = shared and (network or machines > 1)  # storage order does not help
+    one_by_one = shared and (network or machines > 1)  # storage order does not help
     if epoch.shuffles_all:
         policy = Whole(*here, RUN)
         each = calls_per_record()
-        alone = network or machines > 1 or local_consumers * (mean_bytes / WHOLE + each) > 1
-        if policy.cached_bytes <= ALL_BYTES and epoch.records * each <= CALLS:
+        one_by_one = (
+            network or machines > 1 or local_consumers * (mean_bytes / WHOLE_BYTES + each) > 1
+        )
+        if policy.cached_bytes <= ALL_BYTES and epoch.records * each <= ANNOUNCE_CALLS:
             policy = (WholeRead if network else WholeFirst)(*here, RUN)
-            alone = False
-    if not alone:
+            one_by_one = False
+    if not one_by_one:
         available = memory_available() if available_bytes is None else available_bytes
-        alone = policy.cached_bytes > KEPT * available
-    return NextBatches(*here, RUN) if alone else policy
+        one_by_one = policy.cached_bytes > CACHED_PART * available
+    return NextBatches(*here, RUN) if one_by_one else policy
 
 
 def requests_of_spans(epoch: Epoch, spans: int, mean_bytes: float) -> int:

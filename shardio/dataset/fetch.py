@@ -36,7 +36,7 @@ from .buffering import (
     requests_of_spans,
 )
 from .reader import Part, Reader, Row
-from .window import NOWHERE, NUMBER, Drawn, Pieces, Places, Span
+from .window import NO_ROWS, NUMBER, DrawnPieces, DrawnRows, Pieces, Span
 
 
 class Rows(NamedTuple):
@@ -54,7 +54,7 @@ class Rows(NamedTuple):
 
 
 class Fetch:
-    """Iterate over the batches of one consumer's share of an epoch, as `Rows`, in order.
+    """Iterate over the batches of one consumer's partition of an epoch, as `Rows`, in order.
 
     `read` reads each row of `rows(batch)`.
 
@@ -68,7 +68,7 @@ class Fetch:
     def __init__(
         self,
         reader: Reader,
-        share: Partition | RowRanges,
+        partition: Partition | RowRanges,
         *,
         selection: Selection | None = None,
         buffer_bytes: int = BUFFER_BYTES,
@@ -77,7 +77,7 @@ class Fetch:
         batched_reads: bool = False,
     ) -> None:
         self.reader = reader
-        self.share = share
+        self.partition = partition
         self._selection = selection
         # Of each shard, the number of its first record; with a selection, its place in that. All
         # below counts so, until records are read or announced.
@@ -86,7 +86,7 @@ class Fetch:
         mean = reader.mean_bytes
         network = reader.storage.is_network()  # of a store that has a cache it is False
         self.policy = policy = choose_policy(
-            share,
+            partition,
             mean,
             network=network,
             remote=reader.storage.remote and network,
@@ -96,14 +96,14 @@ class Fetch:
             batched_reads=batched_reads,
             calls_per_record=partial(calls_per_record, reader.manifest, selection),
         )
-        if isinstance(policy, NextRequests) and not share.epoch.shuffles_all:
-            _warn_of_requests(share, mean, reader.storage.url)
+        if isinstance(policy, NextRequests) and not partition.epoch.shuffles_all:
+            _warn_of_requests(partition, mean, reader.storage.url)
         reader.storage.share(local_consumers)
         policy.open(reader, selection)
         # Making all draws of a shared span costs 0.2 us each; making only one's own, 10 us a piece.
-        several = policy.budget or share.sharers * share.epoch.unit <= 50
+        several = policy.budget or partition.sharers * partition.epoch.unit <= 50
         chunk = window.CHUNK if several else 0
-        self._new_span = partial(Span, share.epoch, self._starts, chunk)
+        self._new_span = partial(Span, partition.epoch, self._starts, chunk)
 
     @property
     def held_bytes(self) -> int:
@@ -156,7 +156,7 @@ class Fetch:
 
     def draws(self, rows: Rows) -> UInt64s:
         """Return the word that each of these rows gives a random transform: (size,)."""
-        epoch = self.share.epoch
+        epoch = self.partition.epoch
         return rng.draws(epoch.seed, epoch.epoch, rows.numbers)
 
     def _by_shard(self, shards: Int64s, numbers: Int64s) -> Iterator[tuple[Shard, Int64s, Int64s]]:
@@ -168,42 +168,41 @@ class Fetch:
         for a, b in pairwise([0, *cuts, len(order)] if len(order) else []):
             yield self.shard(int(shards[a])), records[a:b], order[a:b]
 
-    def _batches(self) -> Iterator[_Asked]:
-        """Yield of each batch pieces, repeats, and the row of each row of the pieces.
-
-        None instead of the rows: they are in order. Without a batch_size, of many steps at a time.
-        """
-        share = self.share
-        if isinstance(share, RowRanges) or share.batch_size is not None:
-            for batch in share:
+    def _batches(self) -> Iterator[_BatchPlan]:
+        """Yield the plan of each batch; without a batch_size, one plan for many steps."""
+        partition = self.partition
+        if isinstance(partition, RowRanges) or partition.batch_size is not None:
+            for batch in partition:
                 yield batch.pieces, batch.repeats, None
             return
         # Not more of a span than is held or announced ahead of it.
         policy, (least, most) = self.policy, buffering.STEPS
-        most = max(least, min(most, share.spans_read * (policy.lead or most)))
-        steps, done = share.worker_steps, 0
+        most = max(least, min(most, partition.spans_read * (policy.lookahead or most)))
+        steps, done = partition.worker_steps, 0
         while done < len(steps):
             some = steps[done : done + min(most, max(least, done - policy.rows_ahead))]
-            pieces, turn, repeats = share.samples(some)
+            pieces, turn, repeats = partition.samples(some)
             yield pieces, repeats, turn
             done += len(some)
 
-    def _expect_shards(self, batches: Iterator[_Asked]) -> Iterator[_Asked]:
+    def _expect_shards(self, batches: Iterator[_BatchPlan]) -> Iterator[_BatchPlan]:
         """Announce the shards with which spans begin, all at once. Yield the batches as they are.
 
         To open a shard takes a round trip.
         """
-        epoch, some, found = self.share.epoch, [], dict[int, None]()
+        epoch, some, found = self.partition.epoch, [], dict[int, None]()
         if isinstance(self.policy, WholeRequested):
             found = dict.fromkeys(range(len(self._starts) - 1))
         for batch in batches:
             some.append(batch)
             pieces = [piece for piece in batch[0] if piece[0] not in self._spans]
-            if not pieces or len(some) > self.share.spans_read:
+            if not pieces or len(some) > self.partition.spans_read:
                 break
             for index, first, _ in pieces:
                 self._spans[index] = span = self._new_span(index, first)
-                places = np.array([span.began, min(span.began + span.window, span.records) - 1])
+                places = np.array(
+                    [span.start_place, min(span.start_place + span.window, span.records) - 1]
+                )
                 found.update(dict.fromkeys(epoch.locate(epoch.position(index, places))[0].tolist()))
         self.reader.will_open(found)
         yield from some
@@ -211,7 +210,7 @@ class Fetch:
 
     def _draw(self, pieces: Pieces, repeats: Int64s, turn: Int64s | None) -> _Batch:
         """Find out which rows a batch has, and announce those that nothing else announced."""
-        drawn: Drawn = []
+        drawn: DrawnPieces = []
         for index, first, count in pieces:
             span = self._spans.get(index)
             if span is None:
@@ -220,14 +219,14 @@ class Fetch:
                 self.policy.skip(span, first)
             rows = span.take(first, count)
             drawn.append((span, first + count, rows))
-        rows = np.concatenate([NOWHERE, *(rows for _, _, rows in drawn)], axis=1)
+        rows = np.concatenate([NO_ROWS, *(rows for _, _, rows in drawn)], axis=1)
         self.policy.draw(pieces, drawn, rows)
         valid = rows.shape[1]
         if turn is not None:
             by_span, rows = rows, np.empty_like(rows)
             rows[:, turn] = by_span
         if len(repeats):
-            shards, records = self.share.epoch.locate(repeats)
+            shards, records = self.partition.epoch.locate(repeats)
             again = np.stack((np.full_like(repeats, -1), shards, self._starts[shards] + records))
             rows = np.concatenate((rows, again), axis=1)
         return _Batch(drawn, rows, valid, turn)
@@ -248,15 +247,16 @@ class Fetch:
         self.policy.advance(batch.drawn)
 
 
-# Pieces of a batch, its repeats, and of each row of the pieces which row it is; None: in order.
-_Asked: TypeAlias = tuple[Pieces, Int64s, Int64s | None]
+# (pieces, repeats, turn): a batch's pieces; the records that a tail repeats in it; and for each row
+# that the pieces give, which row of the batch it becomes. None: the rows are in order.
+_BatchPlan: TypeAlias = tuple[Pieces, Int64s, Int64s | None]
 
 
 class _Batch(NamedTuple):
     """A batch whose rows are known, before it is handed out."""
 
-    drawn: Drawn
-    rows: Places  # those of all pieces, then repeats
+    drawn: DrawnPieces
+    rows: DrawnRows  # those of all pieces, then repeats
     valid: int
     turn: Int64s | None  # as _Asked has it
 
@@ -265,23 +265,31 @@ class _Batch(NamedTuple):
         return len(self.rows[NUMBER])
 
 
-def _warn_of_requests(share: Partition | RowRanges, mean_bytes: float, url: str) -> None:
+def _warn_of_requests(partition: Partition | RowRanges, mean_bytes: float, url: str) -> None:
     """Warn, by the first process of a run alone, where spans of their own save many requests.
 
     Many: more than a dataset that is shuffled as a whole may cost by default. A run that goes on
     is not warned: its spans are chosen.
     """
-    epoch = share.epoch
-    if not isinstance(share, Partition) or share.rank or share.worker or epoch.epoch or share.start:
+    epoch = partition.epoch
+    if (
+        not isinstance(partition, Partition)
+        or partition.rank
+        or partition.worker
+        or epoch.epoch
+        or partition.start
+    ):
         return
-    spans = unshared_spans(share)
+    spans = unshared_spans(partition)
     requests = requests_of_spans(epoch, spans, mean_bytes)
     if epoch.records - requests <= ALL_RECORDS:
         return
+    processes = partition.world_size * partition.num_workers
+    order = order_text(partition, spans=spans)
     warnings.warn(
-        f"{printable(url)}: {share.world_size * share.num_workers:,} loader processes share "
+        f"{printable(url)}: {processes:,} loader processes share "
         f"{epoch.spans:,} spans, so that each record is a request of its own: {epoch.records:,} an "
-        f"epoch. With {order_text(share, spans=spans)} each process has spans of its own, and asks "
+        f"epoch. With {order} each process has spans of its own, and asks "
         f"for ranges of 8 MiB: about {requests:,}; a cache does so with any order. Other spans are "
         "another order: choose them before the first epoch (docs/remote.md)",
         stacklevel=users_level(),

@@ -43,7 +43,7 @@ class RecordReader(ShareReader):
     def __iter__(self) -> Iterator[Rows]:
         """Begin to read, and iterate over the rows of each batch."""
         self._fetch = fetch = self._begin()
-        epoch = fetch.share.epoch
+        epoch = fetch.partition.epoch
         self._seed, self._epoch = epoch.seed, epoch.epoch
         self._make_batch = None if self._whole is None else self._whole.begin(fetch)
         return iter(fetch)

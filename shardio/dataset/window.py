@@ -16,9 +16,9 @@ CHUNK = 1024  # draws of a span that are made and located at once: 0.2 us each, 
 
 # (3, n) int64: of n rows the places in their span, in storage order; shards; and numbers of the
 # records, in the dataset or selection.
-Places: TypeAlias = Int64s
+DrawnRows: TypeAlias = Int64s
 PLACE, SHARD, NUMBER = range(3)
-NOWHERE: Places = np.empty((3, 0), np.int64)
+NO_ROWS: DrawnRows = np.empty((3, 0), np.int64)
 
 
 class Span:
@@ -26,26 +26,27 @@ class Span:
 
     __slots__ = (
         *("_base", "_bottom", "_chunk", "_epoch", "_held", "_index", "_order", "_rows", "_starts"),
-        *("ahead", "asked", "began", "cut", "done", "records", "window"),
+        *("ahead", "done", "first_run_end", "records", "requested_to", "start_place", "window"),
     )
 
     def __init__(self, epoch: Epoch, starts: Int64s, chunk: int, index: int, first: int) -> None:
         self._epoch, self._starts, self._chunk, self._index = epoch, starts, chunk, index
         self._order = epoch.span_order(index)
         self._base = first  # the draw of the first of _rows
-        self._rows = NOWHERE  # of the draws made last
+        self._rows = NO_ROWS  # of the draws made last
         self.records = self._order.n
         self.window = self._order.window
-        # Storage before place `ahead` is held or announced. After a resume, what was left in the
-        # window of earlier storage is a third of it, scattered; it is read one by one.
-        self.ahead = self.began = first if first >= self.window else 0
-        self.asked = self.ahead  # storage before this place is asked for, of an object store
-        self.cut = 0  # no run reaches over this place: what the first draws need comes first
+        # Storage before place `ahead` is held or announced. After a resume, a third of the window
+        # is records of earlier storage. They lie scattered, and are read one by one.
+        self.ahead = self.start_place = first if first >= self.window else 0
+        self.requested_to = self.ahead  # storage before this place is asked for, of an object store
+        # No run reaches over this place, so that what the first draws need comes first.
+        self.first_run_end = 0
         self._bottom = self.ahead  # the place of _held[0]
         self._held: list[bytes | None] = []  # records by place, up to `ahead`; None: not held
-        self.done = self.began  # draws handed out, by anyone
+        self.done = self.start_place  # draws handed out, by anyone
 
-    def take(self, first: int, count: int) -> Places:
+    def take(self, first: int, count: int) -> DrawnRows:
         """Return the rows of draws first .. first + count - 1. `first` never goes back."""
         self.done = first + count
         begin = first - self._base
@@ -56,7 +57,7 @@ class Span:
             found = np.concatenate((found, self._rows[:, :missing]), axis=1)
         return found
 
-    def beyond(self, rows: Places) -> Places:
+    def unannounced(self, rows: DrawnRows) -> DrawnRows:
         """Choose the rows that are neither held nor announced yet."""
         return rows[:, rows[PLACE] >= self.ahead]
 
@@ -100,34 +101,34 @@ class Span:
         """
         epoch = self._epoch
         shard, record, count = epoch.contiguous_run(epoch.span_start(self._index) + place)
-        stop = self.cut if place < self.cut else self.records
+        stop = self.first_run_end if place < self.first_run_end else self.records
         return int(self._starts[shard]) + record, shard, record, min(count, stop - place)
 
-    def ramped(self, done: int, lead: int) -> int:
+    def ramp_target(self, done: int, lookahead: int) -> int:
         """Return up to where storage is held or announced after so many draws: it grows by RAMP.
 
-        lead: records beyond the window.
+        lookahead: records beyond the window.
         """
-        grown = self.began + RAMP * (done - self.began)
-        return min(min(done + self.window, grown) + lead, self.records)
+        grown = self.start_place + RAMP * (done - self.start_place)
+        return min(min(done + self.window, grown) + lookahead, self.records)
 
 
 # Of the pieces of a batch: the span, how many of its draws are done with the piece, and its rows.
-Drawn: TypeAlias = list[tuple[Span, int, Places]]
+DrawnPieces: TypeAlias = list[tuple[Span, int, DrawnRows]]
 Pieces: TypeAlias = Sequence[tuple[int, int, int]]  # (span, first draw, count), as Batch has them
 
 
-def beyond_windows(drawn: Drawn) -> Places:
+def unannounced_rows(drawn: DrawnPieces) -> DrawnRows:
     """Return the rows that are not held or announced yet, since the windows are still growing."""
-    beyond = [
-        span.beyond(rows)
+    unannounced = [
+        span.unannounced(rows)
         for span, done, rows in drawn
         if span.ahead < min(done + span.window, span.records)
     ]
-    return np.concatenate([NOWHERE, *beyond], axis=1)
+    return np.concatenate([NO_ROWS, *unannounced], axis=1)
 
 
-def stretches(
+def contiguous_runs(
     records: slice | Int64s, count: int, gap: int, most: int = 1 << 62
 ) -> Iterator[tuple[int, int]]:
     """Yield the first `count` of these ascending records as (begin, end), over gaps of records.

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dataset.buffering import KEPT, RUN, NetworkBlocks, Ranges, requests_of_spans
+from ..dataset.buffering import CACHED_PART, RUN, NetworkBlocks, Ranges, requests_of_spans
 from ..dataset.reader import OPEN_SHARDS
 from ..formats import GROUPED
 from ..formats.foreign.row_groups import cache_bytes
@@ -226,7 +226,7 @@ def _order(job: TrainingJob) -> Iterator[Advice]:
             f"each span has a window of {show_count(epoch.window, 'record')}, less than the unit "
             f"of {unit:,} that a batch takes from it: the same neighbours meet in every epoch"
         )
-        buffer, room = 4 * unit * spans, KEPT * job.available_bytes
+        buffer, room = 4 * unit * spans, CACHED_PART * job.available_bytes
         if isinstance(job.policy, NetworkBlocks):
             room = min(room, job.policy.budget * job.local_consumers / 2)
         fits = buffer * job.record_bytes <= room
@@ -338,7 +338,7 @@ def _memory(job: TrainingJob) -> Iterator[Advice]:
             f"the windows take {show_size(held)} in the processes of a machine that has "
             f"{show_size(available)} to give: they may be killed"
         )
-    buffer = int(KEPT * available / (job.record_bytes + here * ORDER_BYTES))
+    buffer = int(CACHED_PART * available / (job.record_bytes + here * ORDER_BYTES))
     if epoch.shuffles_all:
         buffer = min(SHUFFLE_BUFFER, buffer)
     if what and buffer >= epoch.spans:  # a window is one record at least

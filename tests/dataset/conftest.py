@@ -18,7 +18,7 @@ def policy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     """Makes small test datasets take one of the ways that bytes can take."""
     monkeypatch.setattr(buffering, "RUN", 1000)
     monkeypatch.setattr(buffering, "LEAST_BLOCK", 100)
-    monkeypatch.setattr(buffering, "AHEAD", 8)
+    monkeypatch.setattr(buffering, "ROWS_AHEAD", 8)
     if request.param == "page_cache":
         monkeypatch.setattr(buffering, "SMALL", 0)
     if request.param == "in_memory in tiny chunks":

@@ -38,7 +38,7 @@ def test_held_bytes_are_counted_and_all_handed_out(packed: Packed, policy: str) 
         most = max(most, got.held_bytes)
         list(samples(got, rows))
     assert got.held_bytes == 0
-    window = got.share.epoch.window * 8 * got.reader.mean_bytes
+    window = got.partition.epoch.window * 8 * got.reader.mean_bytes
     assert window / 2 < most < window + 8 * 2 * buffering.RUN + 8 * 100
 
 
@@ -78,10 +78,10 @@ def test_a_ramp_on_a_network_reads_nothing_twice(packed: Packed, policy: str) ->
     batches = iter(got)
     for _ in range(4):
         list(samples(got, next(batches)))
-    assert isinstance(got.policy, buffering.Held) and len(got.policy._early) > 8
+    assert isinstance(got.policy, buffering.Held) and len(got.policy._handed_out_early) > 8
     for rows in batches:
         list(samples(got, rows))
-    assert got.held_bytes == 0 and not got.policy._early
+    assert got.held_bytes == 0 and not got.policy._handed_out_early
     check_read_once(got)
 
 
@@ -199,7 +199,7 @@ def test_with_little_memory_just_the_next_batches_are_announced(
         handed += rows.size
         ahead += sum(stop - start for _, start, stop in storage.announced[counted:])
         counted = len(storage.announced)
-        assert ahead <= (handed + buffering.AHEAD + 8) * got.reader.mean_bytes * 1.2
+        assert ahead <= (handed + buffering.ROWS_AHEAD + 8) * got.reader.mean_bytes * 1.2
     places = [(name, start) for name, start, _ in storage.announced]
     assert len(set(places)) == len(places)  # nothing twice
 
@@ -276,7 +276,7 @@ def test_all_is_not_announced_where_each_record_takes_a_call_of_every_consumer(
         local_consumers=consumers,
     )
     assert isinstance(got.policy, buffering.NextBatches) == exact
-    numbers = [int(chosen.numbers[place]) for place in expected(got.share)]
+    numbers = [int(chosen.numbers[place]) for place in expected(got.partition)]
     check(read(got), numbers)
 
 
@@ -341,7 +341,7 @@ def test_before_the_first_sample_no_more_is_announced_than_is_to_be_ahead(packed
     assert isinstance(storage, Watched)
     next(iter(got))
     announced = sum(stop - start for _, start, stop in storage.announced)
-    assert announced < (buffering.AHEAD + 64) * 1.1 * got.reader.mean_bytes
+    assert announced < (buffering.ROWS_AHEAD + 64) * 1.1 * got.reader.mean_bytes
 
 
 @pytest.mark.usefixtures("large")
@@ -389,7 +389,7 @@ def test_announcements_are_runs_of_adjacent_records(packed: Packed, policy: str)
     sizes = sorted(stop - start for _, start, stop in storage.announced)
     assert sizes[len(sizes) // 2] > 0.8 * buffering.RUN
     assert sizes[len(sizes) * 9 // 10] <= buffering.RUN
-    epoch, largest = got.share.epoch, int(got.reader.shard(0).sizes.max())
+    epoch, largest = got.partition.epoch, int(got.reader.shard(0).sizes.max())
     # The rows of a piece, and what lies between them: no more than its window moves through.
     assert sizes[-1] <= (epoch.window + epoch.unit) * largest
 

@@ -122,4 +122,4 @@ def test_damage_is_found_when_the_record_is_handed_out(packed: Packed, policy: s
             for number, _ in samples(got, rows):
                 seen.append(number)
     assert 70 not in seen
-    assert seen == expected(got.share)[: len(seen)]
+    assert seen == expected(got.partition)[: len(seen)]

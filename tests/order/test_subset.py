@@ -89,7 +89,7 @@ def way(name: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(buffering, "RUN", 500)
         patch.setattr(buffering, "LEAST_BLOCK", 1)
-        patch.setattr(buffering, "AHEAD", 8)
+        patch.setattr(buffering, "ROWS_AHEAD", 8)
         patch.setattr(buffering, "GAP", 300)
         if name in ("page_cache", "exact"):
             patch.setattr(buffering, "SMALL", 0)

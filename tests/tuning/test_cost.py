@@ -143,7 +143,7 @@ def test_the_policy_is_what_fetch_does(
 ) -> None:
     workers, ranks, here = job
     monkeypatch.setattr(buffering, "memory_available", lambda: 200_000_000)
-    for name, value in {"RUN": 1000, "LEAST_BLOCK": 100, "AHEAD": 8}.items():
+    for name, value in {"RUN": 1000, "LEAST_BLOCK": 100, "ROWS_AHEAD": 8}.items():
         monkeypatch.setattr(buffering, name, value)
     body = bytes(size)
     folder = packed([40, 30, 20], image=lambda i: body)
