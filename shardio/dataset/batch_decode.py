@@ -33,7 +33,7 @@ from .collate import images, numbers
 from .decode import IMAGE, Decoder
 from .encoded import Empty
 from .fetch import Fetch, Rows
-from .reader import Part, Reader
+from .reader import Reader, ShardRows
 
 JPEG = b"\xff\xd8\xff"  # how each begins
 _MOST = 1 << 18  # pixels of a small JPEG; a batch of 512 takes 400 MB then
@@ -54,11 +54,11 @@ class Pixels:
     width: int = 0
 
     @abstractmethod
-    def fits(self, first: Part) -> bool:
+    def fits(self, first: ShardRows) -> bool:
         """Say whether a batch that begins so may be of one size; `height` and `width` are it."""
 
     @abstractmethod
-    def read(self, parts: Sequence[Part], out: Array, draws: Callable[[], UInt64s]) -> bool:
+    def read(self, parts: Sequence[ShardRows], out: Array, draws: Callable[[], UInt64s]) -> bool:
         """Write the pixels of these rows to `out`, (B, H, W, 3) uint8, contiguous.
 
         draws: gives the random word of each row. False when one is not as expected. Raises
@@ -83,7 +83,7 @@ class Pixels:
             return None
         return tuple([numbers(columns[n]) if n in columns else batch for n in self.fields])
 
-    def _columns(self, parts: Sequence[Part]) -> dict[str, Array] | None:
+    def _columns(self, parts: Sequence[ShardRows]) -> dict[str, Array] | None:
         """Return the other fields of these rows, (B,) each; None: an index lacks one."""
         found = {}
         count = sum(len(part.rows) for part in parts)
@@ -106,11 +106,11 @@ class Pixels:
 class RawPixels(Pixels):
     """Read raw pixels, whose size is in the manifest."""
 
-    def fits(self, first: Part) -> bool:
+    def fits(self, first: ShardRows) -> bool:
         # Memory is taken for the pixels next, and a manifest may say anything.
         return bool(first.shard.sizes[first.records[0]] >= 3 * self.height * self.width)
 
-    def read(self, parts: Sequence[Part], out: Array, draws: Callable[[], UInt64s]) -> bool:
+    def read(self, parts: Sequence[ShardRows], out: Array, draws: Callable[[], UInt64s]) -> bool:
         begin = ppm_header(self.height, self.width)
         for shard, records, rows, held in parts:
             assert isinstance(shard, RecordShard)
@@ -125,10 +125,10 @@ class Jpegs(Pixels):
 
     _failed: int = 0  # batches that were read in vain, less some for those that were not
 
-    def fits(self, first: Part) -> bool:
+    def fits(self, first: ShardRows) -> bool:
         return native.core is not None and self._failed <= _FAILURES
 
-    def read(self, parts: Sequence[Part], out: Array, draws: Callable[[], UInt64s]) -> bool:
+    def read(self, parts: Sequence[ShardRows], out: Array, draws: Callable[[], UInt64s]) -> bool:
         assert native.core is not None
         images = [b""] * len(out)
         for shard, records, rows, held in parts:
@@ -153,7 +153,7 @@ class SmallJpegs(Jpegs):
     The core decodes 32 x 32 pixels in 6 us; PIL, numpy and Python's calls take 60.
     """
 
-    def fits(self, first: Part) -> bool:
+    def fits(self, first: ShardRows) -> bool:
         if not super().fits(first):
             return False
         if not self.height and not self._find_size(first):
@@ -164,7 +164,7 @@ class SmallJpegs(Jpegs):
         # One call: to make a decompressor costs as much as to decode an image.
         return bool(native.core.decode_many(images, out) == len(images))  # type: ignore[union-attr]
 
-    def _find_size(self, part: Part) -> bool:
+    def _find_size(self, part: ShardRows) -> bool:
         shard, record = part.shard, int(part.records[0])
         try:
             data = shard.read(record)[IMAGE]
@@ -190,7 +190,7 @@ class SmallCrops(Jpegs):
             return False  # the ordinary way names the record
 
 
-def raw_pixels(manifest: Manifest, decoder: Decoder) -> Pixels | None:
+def choose_batch_reader(manifest: Manifest, decoder: Decoder) -> Pixels | None:
     """Find how to read batches of a dataset at once; None: they cannot be read so."""
     fields, kinds = decoder.fields, dict(manifest.schema.fields)
     if (
@@ -217,19 +217,19 @@ def raw_pixels(manifest: Manifest, decoder: Decoder) -> Pixels | None:
     return None
 
 
-def advise_core(reader: Reader, at_once: Pixels | None, transform: object) -> None:
+def advise_core(reader: Reader, batch_reader: Pixels | None, transform: object) -> None:
     """Warn where the core would make images faster, but is not here.
 
     Call it when a dataset is constructed: in the trainer's process, so workers do not repeat it.
 
-    at_once: how batches are made at once, if they are.
+    batch_reader: how batches are made at once, if they are.
     """
-    if isinstance(at_once, RawPixels):
+    if isinstance(batch_reader, RawPixels):
         if native.records() is None:
             native.advise("records of raw pixels are read by Python, slower")
         return
     crops = isinstance(transform, Transform) and transform.interpolation != "nearest"
-    if native.core is None and (crops or at_once is not None) and _begins_with_jpegs(reader):
+    if native.core is None and (crops or batch_reader is not None) and _begins_with_jpegs(reader):
         does = "decodes and crops" if crops else "decodes"
         native.advise(f"PIL {does} the JPEGs of this dataset, slower")
 

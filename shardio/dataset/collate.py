@@ -267,11 +267,11 @@ def _in_place(values: Sequence[Any]) -> torch.Tensor | None:
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Take memory for a batch: where this thread collates into, or `fresh`."""
-    return fresh(shape, dtype) if _here.memory is None else _here.memory.empty(shape, dtype)
+    """Take memory for a batch: where this thread collates into, or `allocate`."""
+    return allocate(shape, dtype) if _here.memory is None else _here.memory.empty(shape, dtype)
 
 
-def fresh(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Take new memory: shared memory in a worker, or it would be copied once more."""
     if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype)

@@ -40,7 +40,7 @@ from ..order.rng import Int64s
 from ..stack import callers
 from ..storage.ranges import RequestCount
 
-Verdict = Literal["chosen", "next", "repeated", "left", "spent"]
+StartReason = Literal["chosen", "next", "repeated", "left", "spent"]
 
 _MOST_CONSUMERS = 256  # beyond it a pass is complete when worker 0 says so
 _DECISIONS, _FIELDS = 64, 4  # of persistent workers, kept until as many more were made
@@ -61,29 +61,29 @@ class Decision(NamedTuple):
     number: int  # of the pass
     epoch: int
     start: int  # units consumed before
-    moves: int  # when it was decided
-    verdict: Verdict
+    generation: int  # when it was decided
+    reason: StartReason
     before: int = -1  # the pass begun last when it was decided
 
 
-class Loading(NamedTuple):
+class LoaderInfo(NamedTuple):
     """Say what a dataset must know of the DataLoader that reads it; without one: as by default."""
 
     number: int = 0  # of the DataLoader's iterator
     direct: bool = False  # the dataset is the loader's own, and not one within it
     drops: int = 1  # items below which a worker's last ones are left out
-    again: int = 0  # rows of the batches that it would make of our batches; 0: it makes none
+    rebatched: int = 0  # rows of the batches that it would make of our batches; 0: it makes none
 
 
 class Ticket:
     """Hold what a DataLoader's worker brings along from the process that started it."""
 
-    def __init__(self, loading: Loading, decision: Decision) -> None:
+    def __init__(self, loading: LoaderInfo, decision: Decision) -> None:
         self._loading = loading
         self._decision: Decision | None = decision  # of the first pass
         self._passes = 0  # that this worker has begun
 
-    def next_pass(self) -> tuple[Loading, int, Decision | None]:
+    def next_pass(self) -> tuple[LoaderInfo, int, Decision | None]:
         """Return the loader, the number of the pass that begins now, and what was decided of it."""
         number = first_number(self._loading) + self._passes
         decision, self._decision = self._decision, None
@@ -110,14 +110,18 @@ class EpochState:
     epoch = _Shared(0)  # of the pass begun last; or chosen, or loaded, for the next
     start = _Shared(1)  # units of that epoch that were consumed before its first batch
     _pass = _Shared(2)  # the number of the pass begun last; 0: none since the epoch was set
-    _earlier = _Shared(3)  # a pass that had been begun when its own epoch was set once more, or 0
+    _superseded = _Shared(
+        3
+    )  # a pass that had been begun when its own epoch was set once more, or 0
     _consumers = _Shared(4)  # of the pass begun last, that have batches in it: the first ones
     _asked = _Shared(5)  # the last pass of which worker 0 was asked for what follows its last batch
     chosen = _Shared(6)  # 1: the epoch is the caller's, by set_epoch
     loaded = _Shared(7)  # 1: it comes from a state, and no epoch followed it yet
     _wanted = _Shared(8)  # the epoch that had been chosen when the state was loaded, or -1
-    elsewhere = _Shared(9)  # 1: workers went on from states that this process does not know
-    moves = _Shared(10)  # how often another epoch was set, or a state loaded
+    resumed_in_workers = _Shared(
+        9
+    )  # 1: workers went on from states that this process does not know
+    generation = _Shared(10)  # how often another epoch was set, or a state loaded
     fingerprint = _Shared(11)  # of the dataset's order
     _warned = _Shared(12)  # warnings that were given, as bits
 
@@ -168,7 +172,7 @@ class EpochState:
     @property
     def complete(self) -> bool:
         """Return True if the pass begun last is complete, since the epoch was set."""
-        consumers, number = self._consumers, self._pass or self._earlier
+        consumers, number = self._consumers, self._pass or self._superseded
         if number == 0 or self._asked == number:
             return number != 0
         return consumers <= _MOST_CONSUMERS and bool((self._ends[:consumers] == number).all())
@@ -176,18 +180,18 @@ class EpochState:
     @property
     def unread(self) -> bool:
         """Return True if no pass has begun, in any process, since the epoch or a state was set."""
-        return not (self._pass or self._earlier)
+        return not (self._pass or self._superseded)
 
     # --- events ---
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass read this epoch: from its beginning, unless its rest was loaded."""
-        moves = epoch != self.epoch
-        self.moves += moves  # first: who sees the new epoch is to see this too
+        changed = epoch != self.epoch
+        self.generation += changed  # first: who sees the new epoch is to see this too
         # Lightning sets the epoch of a pass that has begun; one that was left is never complete.
-        self._earlier = 0 if moves or self.complete else self._pass or self._earlier
-        self.elsewhere = self.loaded = self._pass = 0
-        if moves:
+        self._superseded = 0 if changed or self.complete else self._pass or self._superseded
+        self.resumed_in_workers = self.loaded = self._pass = 0
+        if changed:
             self.start = 0
         self.epoch, self.chosen = epoch, 1
 
@@ -195,23 +199,23 @@ class EpochState:
         """Let the next pass read an epoch from a place in it."""
         # StatefulDataLoader without workers loads this first, and the iterator's state then.
         self._wanted = self.epoch if self.chosen else -1
-        self.moves += 1
-        self.elsewhere = self.chosen = self._pass = self._earlier = 0
+        self.generation += 1
+        self.resumed_in_workers = self.chosen = self._pass = self._superseded = 0
         self.fingerprint, self.start, self.epoch, self.loaded = fingerprint, start, epoch, 1
 
-    def resumed(self, epoch: int, *, elsewhere: bool) -> None:
+    def resumed(self, epoch: int, *, resumed_in_workers: bool) -> None:
         """Note that the pass being read goes on in this epoch, from a StatefulDataLoader's state.
 
-        elsewhere: whether that is in a worker, whose place no other process knows.
+        resumed_in_workers: whether that is in a worker, whose place no other process knows.
         """
-        self.epoch, self.elsewhere = epoch, elsewhere
+        self.epoch, self.resumed_in_workers = epoch, resumed_in_workers
         self.loaded = not self.chosen
 
     def moved_on(self, number: int, epoch: int, start: int) -> None:
         """Note that a pass, with this number now, is one over the epoch set after a state's."""
         self.epoch, self.start, self.chosen = epoch, start, 1
         # StatefulDataLoader drops this iterator where the state's pass was read to its end.
-        self._pass, self._earlier = 0, number
+        self._pass, self._superseded = 0, number
 
     def ended(self, number: int, consumer: int) -> None:
         """Note that a consumer of a pass has handed out its last batch."""
@@ -225,11 +229,11 @@ class EpochState:
 
     def _is_last(self, noted: int) -> bool:
         """Return True for the last pass: one that began earlier, and lives on, hides nothing."""
-        return noted != 0 and noted == (self._pass or self._earlier)
+        return noted != 0 and noted == (self._pass or self._superseded)
 
-    def first_time(self, verdict: Verdict) -> bool:
+    def first_time(self, reason: StartReason) -> bool:
         """Return True if nobody was warned of this yet, and note that somebody is."""
-        bit = {"next": 1, "repeated": 2, "left": 4}[verdict]
+        bit = {"next": 1, "repeated": 2, "left": 4}[reason]
         given = self._warned
         self._warned = given | bit
         return not given & bit
@@ -248,7 +252,7 @@ class EpochState:
 
     # --- passes ---
 
-    def next_place(self, *, fixed: bool) -> tuple[int, int, Verdict]:
+    def next_place(self, *, fixed: bool) -> tuple[int, int, StartReason]:
         """Return epoch and start of the pass that would begin now, and why.
 
         fixed: every pass reads the same epoch, as validation does.
@@ -264,31 +268,33 @@ class EpochState:
 
     def decide(self, number: int, *, fixed: bool) -> Decision:
         """Decide what a pass reads, without beginning it."""
-        moves, before = self.moves, self._pass  # before what is read below
-        epoch, start, verdict = self.next_place(fixed=fixed)
-        return Decision(number, epoch, start, moves, verdict, before)
+        generation, before = self.generation, self._pass  # before what is read below
+        epoch, start, reason = self.next_place(fixed=fixed)
+        return Decision(number, epoch, start, generation, reason, before)
 
     def begin(self, decision: Decision, consumers: int) -> None:
         """Begin a pass that was decided, unless a later one was begun, or an epoch set, since."""
-        if self.moves != decision.moves or decision.verdict == "spent":
+        if self.generation != decision.generation or decision.reason == "spent":
             return
-        if self._earlier == decision.number:  # it was begun before the epoch was set, or moved on
+        if (
+            self._superseded == decision.number
+        ):  # it was begun before the epoch was set, or moved on
             self._consumers = consumers
             return
         if self._pass != decision.before and not 0 < self._pass < decision.number:
             return
         self._consumers = consumers
         self.epoch, self.start = decision.epoch, decision.start
-        if decision.verdict != "chosen":
-            self.elsewhere = 0
-        if decision.verdict == "next":
+        if decision.reason != "chosen":
+            self.resumed_in_workers = 0
+        if decision.reason == "next":
             self.loaded = 0
-        self._pass, self._earlier = decision.number, 0
+        self._pass, self._superseded = decision.number, 0
 
     def publish(self, decision: Decision) -> None:
         """Tell the other persistent workers what worker 0 decided."""
         fields = self._fields(decision.number)
-        fields[1:] = decision.epoch, decision.start, decision.moves
+        fields[1:] = decision.epoch, decision.start, decision.generation
         fields[0] = decision.number  # last: who sees it is to see the others
 
     def published(self, number: int) -> Decision:
@@ -304,11 +310,11 @@ class EpochState:
                 )
             time.sleep(pause)  # there is nothing to wait on that processes started apart share
             pause = min(2 * pause, 10e-3)
-        epoch, start, moves = map(int, fields[1:])
-        return Decision(number, epoch, start, moves, "chosen")
+        epoch, start, generation = map(int, fields[1:])
+        return Decision(number, epoch, start, generation, "chosen")
 
     def _fields(self, number: int) -> Int64s:
-        """Return (4,) int64, shared: number, epoch, start and moves of a decision."""
+        """Return (4,) int64, shared: number, epoch, start and generation of a decision."""
         # Spread, so that iterators that live side by side use other places.
         place = (number >> _PASSES_BITS) * 16 + number % (1 << _PASSES_BITS)
         return self._decisions[place % _DECISIONS]  # type: ignore[no-any-return]
@@ -319,7 +325,7 @@ def new_number() -> int:
     return next(_NUMBERS) << _PASSES_BITS
 
 
-def first_number(loading: Loading) -> int:
+def first_number(loading: LoaderInfo) -> int:
     """Return the number of the first pass of a DataLoader's iterator; those of others follow."""
     return loading.number << _PASSES_BITS
 
@@ -347,21 +353,23 @@ def starting_iterator() -> Any:
     return iterator if getattr(iterator, "_num_workers", 0) else None
 
 
-def loading(iterator: Any, dataset: Any) -> Loading:
+def loading(iterator: Any, dataset: Any) -> LoaderInfo:
     """Describe a DataLoader's iterator, if there is one, to a dataset that it may read."""
     if iterator is None:
-        return Loading()
+        return LoaderInfo()
     number = _numbers.get(iterator)
     if number is None:
         number = _numbers[iterator] = next(_NUMBERS)
     if getattr(iterator, "_dataset", None) is not dataset:
-        return Loading(number)
+        return LoaderInfo(number)
     batched = getattr(iterator, "_auto_collation", False)
     size = getattr(iterator._index_sampler, "batch_size", None) if batched else None
     if size is None:  # it takes items as they are
-        return Loading(number, True)
+        return LoaderInfo(number, True)
     collate = getattr(iterator, "_collate_fn", None)
     plainly = getattr(collate, "__module__", "") == "torch.utils.data._utils.collate"
     batches = getattr(dataset, "batch_size", None) is not None
-    again = size if batches and (size > 1 or plainly) else 0
-    return Loading(number, True, size if getattr(iterator, "_drop_last", False) else 1, again)
+    rebatched = size if batches and (size > 1 or plainly) else 0
+    return LoaderInfo(
+        number, True, size if getattr(iterator, "_drop_last", False) else 1, rebatched
+    )

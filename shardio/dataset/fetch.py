@@ -35,7 +35,7 @@ from .buffering import (
     choose_policy,
     requests_of_spans,
 )
-from .reader import Part, Reader, Row
+from .reader import Reader, Row, ShardRows
 from .window import NO_ROWS, NUMBER, DrawnPieces, DrawnRows, Pieces, Span
 
 
@@ -146,12 +146,12 @@ class Fetch:
         """Give a shard, opened with the advice that these reads need."""
         return self.reader.shard(number, self.policy.scattered)
 
-    def parts(self, rows: Rows) -> list[Part]:
+    def parts(self, rows: Rows) -> list[ShardRows]:
         """Sort these rows by shard, in storage order, to be read many at a time."""
         parts = []
         for shard, records, places in self._by_shard(rows.shards, rows.numbers):
             held = None if rows.held is None else [rows.held[i] for i in places.tolist()]
-            parts.append(Part(shard, records, places, held))
+            parts.append(ShardRows(shard, records, places, held))
         return parts
 
     def draws(self, rows: Rows) -> UInt64s:

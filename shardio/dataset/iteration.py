@@ -24,7 +24,7 @@ from ..storage.ranges import RequestMeter
 from . import epoch_state
 from .assemble import Assembler
 from .decode import Progress
-from .epoch_state import Decision, Loading, Ticket, Verdict
+from .epoch_state import Decision, LoaderInfo, StartReason, Ticket
 from .protocol import BatchIterator, EpochReader
 from .ranks import consumers
 from .stateful import ITERATOR, STATE, check_state
@@ -53,10 +53,10 @@ class Iteration(BatchIterator):
         self._items: Iterator[Any]
         self._leads = self._worker == 0  # the worker that no other outlives
         self._error: Exception | None = None
-        self._warning: tuple[Verdict, str] | None = None
+        self._warning: tuple[StartReason, str] | None = None
         self._is_new = True  # nothing was asked of it
         self._requests = RequestMeter()
-        self.stride = 0  # it has not begun
+        self.units_per_step = 0  # it has not begun
         try:
             self._pass()
         except Exception as error:
@@ -69,25 +69,25 @@ class Iteration(BatchIterator):
         stream, epochs = self._stream, self._epochs
         stream.ranks()  # raises what makes it no pass at all
         decision, found = self._decide()
-        self.number, self.moves = decision.number, decision.moves
+        self.number, self.generation = decision.number, decision.generation
         if epochs.fingerprint != stream.fingerprint():
             raise StateError(
                 "load_state_dict changed the options of this dataset after the workers of the "
                 "DataLoader had started; make a new DataLoader after it"
             )
-        if epochs.moves != self.moves:
+        if epochs.generation != self.generation:
             raise EpochError(
                 f"the epoch was set to {epochs.epoch} while the workers of a pass were "
                 "starting; call set_epoch before iter(), and make a new iterator after it"
             )
-        if found.again:
-            raise OptionError(_BATCHES.format(size=stream.batch_size, again=found.again))
+        if found.rebatched:
+            raise OptionError(_BATCHES.format(size=stream.batch_size, many=found.rebatched))
         self._drops = found.drops
         if self._leads and not stream.evaluates:
             self._warning = warning_of(stream, decision)
         self._begin(decision.epoch, decision.start, 0)
 
-    def _decide(self) -> tuple[Decision, Loading]:
+    def _decide(self) -> tuple[Decision, LoaderInfo]:
         """Decide what this pass reads, and find out about the DataLoader that it is for.
 
         Every worker of the pass gets the same answer: see epoch_state.
@@ -106,7 +106,7 @@ class Iteration(BatchIterator):
             decision = epochs.decide(number, fixed=stream.evaluates)
             if ticket is not None:
                 epochs.publish(decision)  # whatever comes next, others are not to wait for ever
-        if self._leads and not found.again:
+        if self._leads and not found.rebatched:
             busy = 1 if self._here else busy_workers(stream, self._workers, found.drops, decision)
             epochs.begin(decision, busy)
         return decision, found
@@ -118,11 +118,11 @@ class Iteration(BatchIterator):
         self.done = done  # batches of this worker since then
         share = stream.share_of(epoch, self._worker, self._workers, start, done)
         steps_of(share)
-        self.stride = share.batch_units * share.world_size  # units of a global batch
+        self.units_per_step = share.batch_units * share.world_size  # units of a global batch
         if self._make_batches is not None:
             self._items = self._make_batches(share)
             if isinstance(self._items, BatchIterator):
-                self.source = self._items
+                self.inner = self._items
         else:
             seen = consumers(share.world_size, self._workers)
             assembler = Assembler(stream, stream.options, share, seen)
@@ -135,7 +135,7 @@ class Iteration(BatchIterator):
     def __next__(self) -> Any:
         if self._error is not None:
             raise self._error  # and not StopIteration: the epoch did not end here
-        if self._is_new and self._here and self._epochs.moves != self.moves:
+        if self._is_new and self._here and self._epochs.generation != self.generation:
             self._pass()  # Lightning makes the iterator first, and sets its epoch then
         self._is_new = False
         if self._warning is not None:
@@ -160,7 +160,7 @@ class Iteration(BatchIterator):
             if self._leads:
                 epochs.asked(self.number)
             raise StopIteration
-        if epochs.moves != self.moves:
+        if epochs.generation != self.generation:
             moved = epochs.epoch != self.epoch
             what = f"the epoch was set to {epochs.epoch}" if moved else "a state was loaded"
             raise EpochError(
@@ -179,7 +179,7 @@ class Iteration(BatchIterator):
 
         The place is absolute, so that it is the same however often the run was resumed.
         """
-        if not self.stride:
+        if not self.units_per_step:
             return {}  # what kept it from beginning comes with the first item
         stream = self._stream
         world_size = stream.ranks()[1]
@@ -197,7 +197,7 @@ class Iteration(BatchIterator):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict` of the same worker. Raises StateError."""
-        if not self.stride:
+        if not self.units_per_step:
             return
         check_state(state, STATE + ITERATOR)
         epochs = self._epochs
@@ -241,7 +241,7 @@ class Iteration(BatchIterator):
                     f"set_epoch({state['epoch']}), which ends that epoch, and then set {wanted}"
                 )
             return
-        epochs.resumed(state["epoch"], elsewhere=get_worker_info() is not None)
+        epochs.resumed(state["epoch"], resumed_in_workers=get_worker_info() is not None)
         self._begin(state["epoch"], state["units"], state["done"])
 
     def _as_error(self, error: BaseException) -> BaseException:
@@ -251,10 +251,10 @@ class Iteration(BatchIterator):
             where = f"{where}, in worker {self._worker}" if where else ""
         return as_error(error, where, interrupts=self._here)
 
-    def _warn(self, verdict: Verdict, message: str) -> None:
+    def _warn(self, reason: StartReason, message: str) -> None:
         """Give the warning of this pass, once for all passes and workers of the dataset."""
         self._warning = None
-        if self._epochs.first_time(verdict):
+        if self._epochs.first_time(reason):
             warnings.warn(message, stacklevel=users_level())
 
 
@@ -268,7 +268,8 @@ def new_ticket(stream: EpochReader, iterator: Any) -> Ticket | None:
     if decision is None:
         decision = epochs.decide(epoch_state.first_number(found), fixed=stream.evaluates)
         decided[id(epochs)] = decision
-        if found.direct and not found.again:  # begun here, so that its epoch can be asked for now
+        # Begun here, so that its epoch can be asked for now.
+        if found.direct and not found.rebatched:
             with contextlib.suppress(OptionError):  # the worker will say so
                 stream.ranks()
                 busy = busy_workers(stream, iterator._num_workers, found.drops, decision)
@@ -288,17 +289,17 @@ def busy_workers(stream: EpochReader, workers: int, drops: int, decision: Decisi
     return min(max(0, steps - (drops - 1) * workers), workers)
 
 
-def warning_of(stream: EpochReader, decision: Decision) -> tuple[Verdict, str] | None:
+def warning_of(stream: EpochReader, decision: Decision) -> tuple[StartReason, str] | None:
     """Return the warning to give when this pass begins, and its kind. Raises EpochError."""
-    epoch, verdict = decision.epoch, decision.verdict
+    epoch, reason = decision.epoch, decision.reason
     rank, world_size = stream.ranks()
-    if verdict == "left":
-        return verdict, (
+    if reason == "left":
+        return reason, (
             f"{stream.name}: the pass over epoch {epoch} was left before its end, and begins "
             "again: the same order, and the same random crops. For another epoch call "
             "dataset.set_epoch(epoch) before iter()"
         )
-    if verdict == "spent":
+    if reason == "spent":
         if stream.share_of(epoch, start=decision.start).steps:
             raise EpochError(
                 f"epoch {epoch} was resumed in its middle and has been read to its end; call "
@@ -309,13 +310,13 @@ def warning_of(stream: EpochReader, decision: Decision) -> tuple[Verdict, str] |
             f"{stream.name}: epoch {epoch} was resumed at its end, and this pass gives nothing "
             "once more: call dataset.set_epoch(epoch) with the next one before iter()"
         )
-    if verdict == "repeated":
-        return verdict, (
+    if reason == "repeated":
+        return reason, (
             f"{stream.name}: epoch {epoch} is being read again, in the same order: after a first "
             "set_epoch call dataset.set_epoch(epoch) before each iter()"
         )
-    if verdict == "next" and world_size > 1:
-        return verdict, (
+    if reason == "next" and world_size > 1:
+        return reason, (
             f"{stream.name}: rank {rank} of {world_size} goes on with epoch {epoch}, since its "
             "last pass was complete; nobody called set_epoch. A rank that reads a pass more "
             "than the others would leave them: call dataset.set_epoch(epoch) before each "
@@ -371,8 +372,8 @@ os.register_at_fork(
 
 
 _BATCHES = (
-    "the dataset makes batches of {size} itself, and the DataLoader's batch_size={again} makes "
-    "batches of {again} such batches, of shape ({again}, {size}, ...). Either give batch_size=None "
+    "the dataset makes batches of {size} itself, and the DataLoader's batch_size={many} makes "
+    "batches of {many} such batches, of shape ({many}, {size}, ...). Either give batch_size=None "
     "to the DataLoader: DataLoader(dataset, batch_size=None, num_workers=...); or leave batch_size "
     "out of the dataset, and the DataLoader makes batches of its samples"
 )

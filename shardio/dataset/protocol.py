@@ -173,32 +173,32 @@ class Component(BatchReader, Protocol):
 class BatchIterator(Iterator[Any]):
     """Iterate over batches, and tell how the last one came, as far as that is known.
 
-    source: the iterator whose batches it hands on, and whose figures are its own; None: none.
+    inner: the iterator whose batches it hands on, and whose figures are its own; None: none.
     """
 
-    source: BatchIterator | None = None
+    inner: BatchIterator | None = None
 
     @property
     def batch_stats(self) -> Any:
         """Return the figures of the batch handed out last, a loader's BatchStats; None: none."""
-        return None if self.source is None else self.source.batch_stats
+        return None if self.inner is None else self.inner.batch_stats
 
     @property
     def blocked_s(self) -> float:
         """Return the seconds of the last next() in which a device was waited for."""
-        return 0.0 if self.source is None else self.source.blocked_s
+        return 0.0 if self.inner is None else self.inner.blocked_s
 
     @property
     def idle_s(self) -> float | None:
         """Return the seconds for which the device had nothing to do when the last batch came; None:
         it is not known."""
-        return None if self.source is None else self.source.idle_s
+        return None if self.inner is None else self.inner.idle_s
 
     @property
     def behind(self) -> bool:
         """Return True if the device was a whole step behind when the last batch was asked for;
         False: it was not, or it is not known."""
-        return self.source is not None and self.source.behind
+        return self.inner is not None and self.inner.behind
 
     def ready(self) -> bool | None:
         """Return True if the next batch would come at once; None: it is not known."""

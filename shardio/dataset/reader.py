@@ -35,7 +35,7 @@ OPEN_SHARDS = 256
 _CLASSES = 8  # whose names a notebook shows
 
 
-class Part(NamedTuple):
+class ShardRows(NamedTuple):
     """The rows of a batch that are of one shard."""
 
     shard: Shard

@@ -26,7 +26,7 @@ from ..storage.options import Storage
 from ..storage.stores import without_secrets
 from ..units import check_group, refuse_options, show_count
 from .assemble import VALID
-from .batch_decode import advise_boxes, advise_core, raw_pixels
+from .batch_decode import advise_boxes, advise_core, choose_batch_reader
 from .batch_join import encoded_images
 from .buffering import BUFFER_BYTES, reads_batches_in_core
 from .collate import planes
@@ -153,7 +153,7 @@ class ShardDataset(ManifestInfo, Stream):
             )
         if (rank is None) != (world_size is None):
             raise OptionError(f"rank is {rank} and world_size {world_size}: give both, or neither")
-        pixels = raw_pixels(self.manifest, self._decoder)
+        pixels = choose_batch_reader(self.manifest, self._decoder)
         self._whole = pixels or encoded_images(self.manifest, self._decoder)
         buffer = stored.buffer_bytes
         self.buffer_bytes = BUFFER_BYTES if buffer is None else int(buffer)

@@ -205,7 +205,7 @@ class Stream(IterableDataset[Any]):
                 "state_dict(steps=...) needs batches that do not depend on the workers: give "
                 "batch_size to the dataset, and batch_size=None to the DataLoader"
             )
-        if epochs.elsewhere:
+        if epochs.resumed_in_workers:
             raise StateError(
                 "state_dict(steps=...): a StatefulDataLoader went on in this epoch from its own "
                 "state, which only its workers know; save dataset.state_from(loader.state_dict())"
@@ -218,9 +218,9 @@ class Stream(IterableDataset[Any]):
     def state_of(self, items: Iteration | None) -> dict[str, Any]:
         """Tell where an iteration in this process stands; None: where the next one begins."""
         epochs = self.epochs
-        if items is None or items.moves != epochs.moves:  # it is of another place
+        if items is None or items.generation != epochs.generation:  # it is of another place
             return self.state_at(epochs.epoch, epochs.start)
-        return self.state_at(items.epoch, items.start + items.done * items.stride)
+        return self.state_at(items.epoch, items.start + items.done * items.units_per_step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of `state_dict` or `state_from`, also with other workers and ranks.

@@ -59,7 +59,7 @@ def test_a_worker_that_starts_after_set_epoch_begins_no_pass_anew() -> None:
     state.set_epoch(0)
     state.begin(first, 2)  # by a worker
     second = state.decide(2, fixed=False)
-    assert (second.epoch, second.verdict) == (0, "chosen")  # and not "left"
+    assert (second.epoch, second.reason) == (0, "chosen")  # and not "left"
     state.begin(second, 2)
     state.begin(first, 2)  # by the other worker
     assert not state.complete
