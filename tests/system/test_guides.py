@@ -190,7 +190,7 @@ PAGES = {
         Page(
             "docs/guides/view.md",
             packed_flowers,
-            unrun={"--port 8000": "serves until Ctrl-C; tests/viewer/test_page.py"},
+            unrun={"--port 8000": "serves until Ctrl-C; tests/cli/test_view.py"},
         ),
         Page(
             "docs/guides/multi-gpu.md",

@@ -296,10 +296,10 @@ PAGES = {
                 ("(+1.0%)", "(...)"),
             ),
             unrun={
-                "sbatch": "a cluster; tests/packing/test_arrays.py has its parts",
+                "sbatch": "a cluster; tests/packing/test_schedulers.py has its parts",
                 "#SBATCH": "the same",
                 "apiVersion": "tests/packing/test_launchers.py",
-                "--executor ray": "a cluster; tests/packing/test_ray.py",
+                "--executor ray": "a cluster; tests/packing/test_ray_executor.py",
             },
             given=lambda: {"stream": [(picture(20, 10), "a"), (picture(20, 10), "b")]},
             check=packing_wrote_what_it_says,
@@ -333,7 +333,7 @@ PAGES = {
                 ("60,000 records, no classes, 44.9 MiB -> 16 shards", "12 records, ... shard"),
             ),
             unrun={
-                "s3://bucket": "a bucket; tests/packing/test_from_bucket.py",
+                "s3://bucket": "a bucket; tests/packing/test_store_folder.py",
                 "scipy": "it is not installed for tests",
             },
         ),
@@ -357,7 +357,7 @@ PAGES = {
             ),
             unrun={
                 "index wds": "of 50,000 images; tests/formats/test_webdataset.py",
-                "view packed": "serves until Ctrl-C; tests/viewer/test_page.py",
+                "view packed": "serves until Ctrl-C; tests/cli/test_view.py",
                 "cifar10": "of 50,000 images; tests/tuning/",
                 "s3://bucket": "a bucket; tests/packing/test_copy.py",
                 "/nvme/cache": "tests/storage/test_cache.py",
