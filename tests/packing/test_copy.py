@@ -240,7 +240,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_read(
     assert not (tmp_path / "out").exists()
     (tmp_path / "busy").mkdir()
     lock.begin(str(tmp_path / "busy"), lambda: [b"shardio-writer 0\n{}"])
-    with lock.whole(str(tmp_path / "busy")), pytest.raises(BusyError):
+    with lock.hold_all(str(tmp_path / "busy")), pytest.raises(BusyError):
         shardio.copy(folder / "record", tmp_path / "busy")
 
 

@@ -236,7 +236,7 @@ def test_two_packings_into_one_place_on_one_machine(
 _HOLD = """
 import sys
 from shardio.storage import lock
-with lock.whole(sys.argv[1]):
+with lock.hold_all(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
 """
