@@ -147,7 +147,7 @@ def _headers(path: Path, count: int) -> float:
     """
     program = (
         "import sys, time\n"
-        "from shardio.packing.sources.archives.extent import Part, extent_of\n"
+        "from shardio.packing.sources.archives.extent import ExtentReader, extent_of\n"
         "from shardio.packing.sources.archives.tar_members import list_tar\n"
         "from shardio.packing.sources.archives.zip_members import list_zip\n"
         "extent = extent_of(sys.argv[1].encode())\n"
@@ -157,7 +157,7 @@ def _headers(path: Path, count: int) -> float:
         "times = -(-100_000 // count)\n"
         "began = time.process_time()\n"
         "for _ in range(times):\n"
-        "    assert len(list_members(Part(file, extent), extent.shown).paths) == count\n"
+        "    assert len(list_members(ExtentReader(file, extent), extent.shown).paths) == count\n"
         "print((time.process_time() - began) / times)\n"
     )
     done = subprocess.run(

@@ -99,7 +99,7 @@ STEPS = (64, 256)
 REQUEST = 128 << 10  # bytes: read-ahead of Linux, if nobody has set it
 # Memory that malloc takes for photographs that come and go, of their bytes: in two processes 1.2,
 # in one 1.4.
-_HEAP_FACTOR = 1.3
+HEAP_FACTOR = 1.3
 
 
 @dataclass(eq=False)
@@ -397,9 +397,8 @@ class Held(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._handed_out_early: set[int] = (
-            set()
-        )  # handed out before their block is read: not to be held
+        # Records handed out before their block is read, which are not held.
+        self._handed_out_early: set[int] = set()
         # Of all windows, were there no budget.
         self.windows_bytes = math.ceil(
             self.partition.spans_read * (self.window_bytes + self._beyond_bytes())
@@ -522,7 +521,7 @@ class Ranges(Blocks):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.records_bytes = round(_HEAP_FACTOR * self.windows_bytes) + self.in_flight
+        self.records_bytes = round(HEAP_FACTOR * self.windows_bytes) + self.in_flight
         rows = math.ceil(self.in_flight / self.mean_bytes)
         self.rows_ahead = min(rows, MAX_ROWS_DRAWN)
         # Records of each span that are asked for beyond those of batches drawn.
@@ -549,7 +548,7 @@ class Ranges(Blocks):
         """Ask for the storage that `done` draws of a span need, and some more."""
         target = min(done + span.window + self._request_lookahead, span.records)
         if span.requested_to == span.start_place:
-            span.first_run_end = min(done + span.window, span.records)
+            span.first_window_end = min(done + span.window, span.records)
         while span.requested_to < target:
             shard, chosen, ends = self._run(*span.locate(span.requested_to))
             for begin, end in self._contiguous_runs(chosen, len(ends)):

@@ -110,17 +110,13 @@ class EpochState:
     epoch = _Shared(0)  # of the pass begun last; or chosen, or loaded, for the next
     start = _Shared(1)  # units of that epoch that were consumed before its first batch
     _pass = _Shared(2)  # the number of the pass begun last; 0: none since the epoch was set
-    _superseded = _Shared(
-        3
-    )  # a pass that had been begun when its own epoch was set once more, or 0
+    _superseded = _Shared(3)  # the pass that ran when set_epoch named its epoch again; 0: none
     _consumers = _Shared(4)  # of the pass begun last, that have batches in it: the first ones
-    _asked = _Shared(5)  # the last pass of which worker 0 was asked for what follows its last batch
+    _asked = _Shared(5)  # the last pass whose end worker 0 has reached
     chosen = _Shared(6)  # 1: the epoch is the caller's, by set_epoch
     loaded = _Shared(7)  # 1: it comes from a state, and no epoch followed it yet
     _wanted = _Shared(8)  # the epoch that had been chosen when the state was loaded, or -1
-    resumed_in_workers = _Shared(
-        9
-    )  # 1: workers went on from states that this process does not know
+    resumed_in_workers = _Shared(9)  # 1: workers resumed from states unknown to this process
     generation = _Shared(10)  # how often another epoch was set, or a state loaded
     fingerprint = _Shared(11)  # of the dataset's order
     _warned = _Shared(12)  # warnings that were given, as bits
@@ -276,9 +272,7 @@ class EpochState:
         """Begin a pass that was decided, unless a later one was begun, or an epoch set, since."""
         if self.generation != decision.generation or decision.reason == "spent":
             return
-        if (
-            self._superseded == decision.number
-        ):  # it was begun before the epoch was set, or moved on
+        if self._superseded == decision.number:  # begun before the epoch was set, or moved on
             self._consumers = consumers
             return
         if self._pass != decision.before and not 0 < self._pass < decision.number:

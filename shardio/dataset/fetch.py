@@ -258,7 +258,7 @@ class _Batch(NamedTuple):
     drawn: DrawnPieces
     rows: DrawnRows  # those of all pieces, then repeats
     valid: int
-    turn: Int64s | None  # as _Asked has it
+    turn: Int64s | None  # as _BatchPlan has it
 
     @property
     def size(self) -> int:

@@ -26,7 +26,7 @@ class Span:
 
     __slots__ = (
         *("_base", "_bottom", "_chunk", "_epoch", "_held", "_index", "_order", "_rows", "_starts"),
-        *("ahead", "done", "first_run_end", "records", "requested_to", "start_place", "window"),
+        *("ahead", "done", "first_window_end", "records", "requested_to", "start_place", "window"),
     )
 
     def __init__(self, epoch: Epoch, starts: Int64s, chunk: int, index: int, first: int) -> None:
@@ -41,7 +41,7 @@ class Span:
         self.ahead = self.start_place = first if first >= self.window else 0
         self.requested_to = self.ahead  # storage before this place is asked for, of an object store
         # No run reaches over this place, so that what the first draws need comes first.
-        self.first_run_end = 0
+        self.first_window_end = 0
         self._bottom = self.ahead  # the place of _held[0]
         self._held: list[bytes | None] = []  # records by place, up to `ahead`; None: not held
         self.done = self.start_place  # draws handed out, by anyone
@@ -101,7 +101,7 @@ class Span:
         """
         epoch = self._epoch
         shard, record, count = epoch.contiguous_run(epoch.span_start(self._index) + place)
-        stop = self.first_run_end if place < self.first_run_end else self.records
+        stop = self.first_window_end if place < self.first_window_end else self.records
         return int(self._starts[shard]) + record, shard, record, min(count, stop - place)
 
     def ramp_target(self, done: int, lookahead: int) -> int:

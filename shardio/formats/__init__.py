@@ -82,7 +82,7 @@ class ForeignFormat:
     """A format of others: files of it are read in place."""
 
     file: type[ForeignFile]
-    names: str  # pattern; it has compressed files, too, which are refused with what converts them
+    names: str  # pattern; compressed files match, too: the error says what converts them
     writer: type[FormatWriter] | None = None  # exports; None: shardio does not write it
     exported_as: str = ""  # where that is not the format's name
     shard: type[ForeignShard] = ForeignShard
@@ -146,7 +146,7 @@ def sha256(format: str, opening: Opening, info: ShardInfo) -> bytes:
 
 
 def claims(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the files of each format, by their names; the first format that matches has a file."""
+    """Return the files of each format, by their names; the first that matches counts."""
     claimed: dict[str, list[str]] = {}
     for name in names:
         for format, row in FOREIGN.items():

@@ -160,7 +160,7 @@ class BatchBuilder:
         self.finish()
 
     def finish(self) -> None:
-        """Give back the memory of batches begun in vain, after the last turn."""
+        """Give back the memory of batches begun in vain, after the last row."""
         with suppress(ValueError):  # it is running: a signal's handler has closed the loader
             self._tasks.close()  # or it would keep the batch that it is at
         self._current = None
@@ -193,7 +193,7 @@ class BatchBuilder:
                 start = perf_counter()
                 batch.items[i] = self._assembler.item(batch.rows, i, row, work, batch.columns)
                 place.at[0] = BETWEEN
-                del row, task  # the batch may be handed over before the next turn
+                del row, task  # the batch may be handed over before the next row
                 end = perf_counter()
                 with self._stats_lock:
                     batch.read_s += work.read - start

@@ -13,7 +13,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dataset.buffering import CACHED_PART, RUN, NetworkBlocks, Ranges, requests_of_spans
+from ..dataset.buffering import (
+    CACHED_PART,
+    HEAP_FACTOR,
+    RUN,
+    NetworkBlocks,
+    Ranges,
+    requests_of_spans,
+)
 from ..dataset.reader import OPEN_SHARDS
 from ..formats import GROUPED
 from ..formats.foreign.row_groups import cache_bytes
@@ -321,7 +328,8 @@ def _memory(job: TrainingJob) -> Iterator[Advice]:
     window = min(job.window_bytes, job.dataset_bytes) if cached else 0
     held = 0  # windows of an object store, which nothing limits but memory
     if isinstance(job.policy, Ranges):
-        held = (job.memory.records_bytes - job.policy.in_flight) * here
+        windows = here * job.partition.spans_read * epoch.window * job.record_bytes
+        held = int(HEAP_FACTOR * min(windows, job.dataset_bytes))
     what = ""
     if state * here > available / 2:
         what = (
@@ -336,7 +344,7 @@ def _memory(job: TrainingJob) -> Iterator[Advice]:
     elif held > available / 2:
         what = (
             f"the windows take {show_size(held)} in the processes of a machine that has "
-            f"{show_size(available)} to give: they may be killed"
+            f"{show_size(available)} to give: the system may kill these processes"
         )
     buffer = int(CACHED_PART * available / (job.record_bytes + here * ORDER_BYTES))
     if epoch.shuffles_all:

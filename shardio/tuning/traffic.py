@@ -2,9 +2,9 @@
 
 How it works. Without a cache a loader process asks for what it hands out and nothing else: in
 ranges of 8 MiB where no other reads its spans, else record by record. With a cache the processes
-of a machine partition ranges, so it asks for each span that one of them touches, once. A span that
-processes of several machines partition is asked for by each of these machines; which these are,
-`order.partition.dealt` decides.
+of a machine share ranges, so it asks for each span that one of them touches, once. A span that
+processes of several machines share is asked for by each of these machines; which these are,
+`order.partition.deal_batches` decides.
 """
 
 from __future__ import annotations

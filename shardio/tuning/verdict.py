@@ -78,7 +78,7 @@ class BatchTotals:
         self.batches += len(stats)
         known = (one for one in stats if one.slowest_record >= 0 or one.slowest_key)
         by_time = sorted((*self.slowest, *known), key=lambda one: one.slowest_s)
-        records = {(one.slowest_record, one.slowest_key): one for one in by_time}  # slowest time
+        records = {(one.slowest_record, one.slowest_key): one for one in by_time}  # the slowest
         slowest = sorted(records.values(), key=lambda one: -one.slowest_s)
         self.slowest = tuple(slowest[:SLOWEST])
 

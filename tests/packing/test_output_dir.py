@@ -29,7 +29,7 @@ from shardio.errors import (
 from shardio.images import decode as image
 from shardio.packing import journal
 from shardio.packing.options import PackOptions
-from shardio.packing.pack import pack
+from shardio.packing.pack import commit, pack
 from shardio.packing.plan import make_plan
 from shardio.packing.sources import imagefolder
 from shardio.packing.sources.base import SourceRequest
@@ -179,6 +179,21 @@ def test_two_packers_at_once_end_in_one_whole_dataset(source: Path, tmp_path: Pa
     ends = [(process.communicate(timeout=LIMIT_S), process.returncode) for process in running]
     assert {code for _, code in ends} <= {0, 5}, ends
     assert 0 in {code for _, code in ends}
+    assert content(tmp_path / "one") == content(tmp_path / "out")
+
+
+def test_parts_at_once_do_not_disturb_each_other(source: Path, tmp_path: Path) -> None:
+    pack_one(source, tmp_path / "one")
+    running = [
+        subprocess.Popen(
+            command("pack", source, tmp_path / "out", "--max-records", "4", "--part", f"{i}/3"),
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+        )
+        for i in (1, 2, 3)
+    ]
+    assert [process.wait(timeout=LIMIT_S) for process in running] == [0, 0, 0]
+    commit(tmp_path / "out")
     assert content(tmp_path / "one") == content(tmp_path / "out")
 
 

@@ -63,7 +63,8 @@ def list_zip(file: Readable, shown: str) -> MemberTable:
         columns = _columns(block, starts)
         first = 0
         for odd in [*np.flatnonzero(_are_odd(columns, file.size - moved)).tolist(), len(starts)]:
-            if not _add_files(table, columns[first:odd], block, starts[first:odd], moved):
+            files = columns[first:odd], block, starts[first:odd]
+            if odd > first and not _add_files(table, *files, moved):
                 for at in starts[first:odd]:
                     _add_entry(table, links, block, at, base + at, moved, file.size, shown)
             for at in starts[odd : odd + 1]:
@@ -76,9 +77,9 @@ def list_zip(file: Readable, shown: str) -> MemberTable:
 
 
 def _are_odd(columns: Any, size: int) -> Any:
-    """Return which entries are looked at one by one: all but files that any tool may have written.
+    """Return which entries `_add_entry` takes: all but files, stored or deflated, of small sizes.
 
-    size: of the zip, without what was put before it.
+    size: of the zip, without what was put before it. Names are not looked at.
     """
     kind = columns["attributes"] >> 28
     kind[~np.isin(columns["system"], (_UNIX, _MAC))] = 0
@@ -88,7 +89,6 @@ def _are_odd(columns: Any, size: int) -> Any:
         | ~np.isin(columns["method"], list(_WAYS))
         | ~np.isin(columns["disk"], (0, _FULL16))
         | ~np.isin(kind, (0, _REGULAR))
-        | np.isin(columns["system"], _WINDOWS)
         | (columns["packed"] == _FULL)
         | (columns["plain"] == _FULL)
         | (columns["offset"] == _FULL)
@@ -100,7 +100,7 @@ def _are_odd(columns: Any, size: int) -> Any:
 def _add_files(
     table: MemberTable, columns: Any, block: bytes, starts: list[int], moved: int
 ) -> bool:
-    """Add entries that are no odd ones at once; return False, and add none, for odd names."""
+    """Add entries, none of them odd, at once; return False, and add none, for odd names."""
     step = _ENTRY.size
     names = [
         block[at + step : at + step + length]
@@ -108,6 +108,8 @@ def _add_files(
     ]
     text = b"".join(names)
     if not text.isascii() or b"\0" in text:
+        return False
+    if b"\\" in text and np.isin(columns["system"], _WINDOWS).any():
         return False
     paths = plain_paths(names)
     if not all(paths):
