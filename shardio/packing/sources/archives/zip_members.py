@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import stat
 import struct
+from array import array
 from collections.abc import Iterator
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -342,17 +344,21 @@ def _name(name: bytes, extra: bytes, system: int, *, utf8: bool) -> bytes:
 
 def _take_links(table: MemberTable, rows: list[int], file: Readable, shown: str) -> None:
     """Take the members that are links, whose data say where they lead, for such."""
-    for before, row in reversed(list(enumerate(rows))):
+    keep = bytearray(b"\1") * len(table.paths)
+    for before, row in enumerate(rows):
         path, size = table.paths[row], table.sizes[row]
         start, packed = table.starts[row], table.packed_sizes[row]
-        place = start, packed, size, table.methods[row], table.checksums[row]
         try:
             if size > _MOST_LINK:
                 raise ValueError(f"a link of {size:,} bytes")
-            target = read_member(file, path, *place)
+            method, checksum = table.methods[row], table.checksums[row]
+            target = read_member(file, path, start, packed, size, method, checksum)
         except ValueError as error:
             raise DamageError(f"{shown}: {printable(path)}: {error}") from None
-        table.links.insert(0, Link(path, target, row - before))
-        for column in (table.paths, table.sizes, table.starts, table.packed_sizes):
-            del column[row]
-        del table.checksums[row], table.methods[row]
+        table.links.append(Link(path, target, row - before))
+        keep[row] = 0
+    if rows:  # once for all: links may be many
+        table.paths = list(compress(table.paths, keep))
+        for name in ("sizes", "starts", "packed_sizes", "checksums", "methods"):
+            column = getattr(table, name)
+            setattr(table, name, array(column.typecode, compress(column, keep)))
