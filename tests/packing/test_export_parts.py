@@ -1,6 +1,5 @@
 """`export` by parts: each process exports its shards, and the last call joins the parts."""
 
-import contextlib
 import errno
 import json
 import os
@@ -17,7 +16,7 @@ from support.fault_proxy import fault_proxy
 from support.faults import Rule
 from support.packing import hidden
 from support.trees import command, content, environment, images, picture, plant, shardio, shards
-from support.uploading import started
+from support.uploading import second_part_held
 
 from shardio import (
     BusyError,
@@ -72,14 +71,8 @@ def test_parts_that_export_at_once_and_one_that_is_killed(
     to, third = tmp_path / "to", shards(out)[2].name
     with fault_proxy(web.port, Rule("stall", path=third)) as proxy:
         line = ("export", f"{proxy.url}/out", to, "--format", "webdataset")
-        with contextlib.ExitStack() as stack:
-            first, second, last = (
-                stack.enter_context(started(*line, "--part", f"{i}/3")) for i in (1, 2, 3)
-            )
-            proxy.wait(faults=1)
-            assert (first.wait(LIMIT_S), last.wait(LIMIT_S)) == (0, 0)
+        with second_part_held(proxy, line):
             assert "is packing here" in shardio(*line, code=5).stderr  # the second is at work
-            second.kill()
         proxy.rules()
         shardio(*line, "--part", "2/3")
         proxy.reset()

@@ -1,20 +1,19 @@
 """Parts of `verify` and `copy`: each process does its share of the shards."""
 
-import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import LIMIT_S, servers
+from support import servers
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.object_stores import ObjectStore
 from support.packing import hidden
 from support.small_datasets import flip
 from support.trees import content, environment, images, plant, shardio, shards
-from support.uploading import files, named, started
+from support.uploading import files, named, second_part_held
 
 from shardio import (
     ExistsError,
@@ -104,14 +103,8 @@ def test_parts_that_copy_at_once_and_one_that_is_killed(
     third = sorted(path.name for path in source.glob("000*.[ts]*"))[2]
     with fault_proxy(web.port, Rule("stall", path=third)) as proxy:
         line = ("copy", f"{proxy.url}/{name}", to)
-        with contextlib.ExitStack() as stack:
-            first, second, last = (
-                stack.enter_context(started(*line, "--part", f"{i}/3")) for i in (1, 2, 3)
-            )
-            proxy.wait(faults=1)
-            assert (first.wait(LIMIT_S), last.wait(LIMIT_S)) == (0, 0)
+        with second_part_held(proxy, line):
             assert "is packing here" in shardio(*line, code=5).stderr  # the second is at work
-            second.kill()
         with pytest.raises(NotPackedError, match="`shardio copy`, did not finish here"):
             open(to)
         proxy.rules()
@@ -137,13 +130,8 @@ def test_parts_that_copy_into_a_store_at_once_and_one_that_is_killed(
     line = ("copy", out, f"{there.url}/to", *given)
     third = shards(out)[2].name
     proxy.rules(Rule("stall", method="PUT", path=third))
-    with contextlib.ExitStack() as stack:
-        first, second, last = (
-            stack.enter_context(started(*line, "--part", f"{i}/3")) for i in (1, 2, 3)
-        )
-        proxy.wait(faults=1)
-        assert (first.wait(LIMIT_S), last.wait(LIMIT_S)) == (0, 0)
-        second.kill()
+    with second_part_held(proxy, line):
+        pass
     proxy.rules()
     shardio(*map(str, line), "--part", "2/3")
     names = {name.rpartition("/")[2] for name in bucket.sizes()}

@@ -1,19 +1,17 @@
 """`index` by parts: each notes what it found, and the last call makes the index of the notes."""
 
-import contextlib
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import LIMIT_S
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.object_stores import ObjectStore
 from support.packing import hidden
 from support.trees import content, shardio
-from support.uploading import started
+from support.uploading import second_part_held
 
 from shardio import (
     DamageError,
@@ -62,18 +60,11 @@ def test_parts_that_index_at_once_and_one_that_is_killed(
     expected = tmp_path / "expected"
     index(f"{there.url}/tars", out=expected, storage=options, jobs=1)
     proxy.rules(Rule("stall", method="GET", path=names[3]))
-    with contextlib.ExitStack() as stack:
-        first, second, last = (
-            stack.enter_context(started(*line, "--part", f"{i}/3", "--jobs", "1"))
-            for i in (1, 2, 3)
-        )
-        proxy.wait(faults=1)
-        assert (first.wait(LIMIT_S), last.wait(LIMIT_S)) == (0, 0)
+    with second_part_held(proxy, line, "--jobs", "1") as second:
         assert "is packing here" in shardio(*line, code=5).stderr  # the second is at work
         while len(list(idx.glob(journal.SCAN_NOTE.format("*")))) < 5:
             assert second.poll() is None
             time.sleep(0.01)  # nothing tells when a note is there
-        second.kill()
     proxy.rules()
     proxy.reset()
     said = shardio(*line, "--part", "2/3").stdout

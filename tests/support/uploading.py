@@ -3,11 +3,12 @@
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from shardio import Storage
+from support import LIMIT_S
 from support.fault_proxy import FaultProxy
 from support.object_stores import ObjectStore
 from support.trees import command, content, environment
@@ -52,3 +53,18 @@ def started(*line: Any) -> Iterator["subprocess.Popen[bytes]"]:
             yield process
         finally:
             process.kill()
+
+
+@contextlib.contextmanager
+def second_part_held(
+    proxy: FaultProxy, line: Sequence[Any], *more: str
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run three parts at once, of which a fault holds up the second; at the end it is killed."""
+    with contextlib.ExitStack() as stack:
+        first, second, last = (
+            stack.enter_context(started(*line, "--part", f"{i}/3", *more)) for i in (1, 2, 3)
+        )
+        proxy.wait(faults=1)
+        assert (first.wait(LIMIT_S), last.wait(LIMIT_S)) == (0, 0)
+        yield second
+        second.kill()

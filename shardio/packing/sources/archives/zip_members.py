@@ -65,11 +65,11 @@ def list_zip(file: Readable, shown: str) -> MemberTable:
         columns = _columns(block, starts)
         first = 0
         for odd in [*np.flatnonzero(_are_odd(columns, file.size - moved)).tolist(), len(starts)]:
+            one_by_one = starts[odd : odd + 1]
             files = columns[first:odd], block, starts[first:odd]
             if odd > first and not _add_files(table, *files, moved):
-                for at in starts[first:odd]:
-                    _add_entry(table, links, block, at, base + at, moved, file.size, shown)
-            for at in starts[odd : odd + 1]:
+                one_by_one = starts[first : odd + 1]
+            for at in one_by_one:
                 _add_entry(table, links, block, at, base + at, moved, file.size, shown)
             first = odd + 1
     if seen != count and (seen & _FULL16 != count or count > _FULL16):
