@@ -35,6 +35,13 @@ Look, check, leave
     copy               Copy a dataset between disks and object stores, checked and resumable.
     RayExecutor        Choose a Ray cluster that does it, or packs: verify(executor=...).
 
+Change
+    drop               Hide records from every reader, as a new version.
+    log                List the versions of a dataset.
+    diff               Compare two versions: keys added, dropped, changed.
+    tag                Name a version, so that `shardio gc` keeps it.
+    restore            Make a dataset again what an older version was.
+
 What they raise is ShardioError or one of its children, such as DamageError: help("shardio.errors").
 PerformanceWarning says what is slow, and how to mend it.
 Names load when they are first used: `import shardio` costs neither torch (1 s) nor PIL.
@@ -98,6 +105,7 @@ if TYPE_CHECKING:
     from .native import PerformanceWarning as PerformanceWarning
     from .order.options import Order as Order
     from .packing.copy import copy as copy
+    from .packing.drop import drop as drop
     from .packing.export import export as export
     from .packing.index import index as index
     from .packing.options import ImageOptions as ImageOptions
@@ -109,6 +117,10 @@ if TYPE_CHECKING:
     from .packing.ray_executor import RayExecutor as RayExecutor
     from .packing.unpack import unpack as unpack
     from .packing.verify import verify as verify
+    from .packing.versions import diff as diff
+    from .packing.versions import log as log
+    from .packing.versions import restore as restore
+    from .packing.versions import tag as tag
     from .packing.writer import Writer as Writer
     from .storage.options import Storage as Storage
     from .tuning.bench import bench as bench
@@ -137,14 +149,19 @@ _HOMES = {
     "collate": "dataset.collate",
     "commit": "packing.pack",
     "copy": "packing.copy",
+    "diff": "packing.versions",
+    "drop": "packing.drop",
     "explain": "tuning.explain",
     "export": "packing.export",
     "index": "packing.index",
+    "log": "packing.versions",
     "normalize": "loader.normalize",
     "open": "dataset.sequence",
     "pack": "packing.pack",
     "plan": "packing.pack",
     "prefetch": "loader.device",
+    "restore": "packing.versions",
+    "tag": "packing.versions",
     "tune": "tuning.tune",
     "unpack": "packing.unpack",
     "verify": "packing.verify",

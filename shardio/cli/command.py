@@ -290,7 +290,7 @@ GROUPS = {
         "class classes shard key field split splits"
     ),
     "Images": "resize quality encode jpeg-tiles keep-original max-pixels decode size",
-    "Shards and order": "format shard-size max-records shuffle seed keys",
+    "Shards and order": "format shard-size max-records shuffle seed",
     "Training": (
         "batch-size workers threads world-size local-world-size shuffle-buffer unit units tail "
         "spans nodes memory"

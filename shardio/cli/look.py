@@ -192,18 +192,22 @@ def _rows(reader: Reader, shards: Sequence[int], label: int | None) -> Iterator[
         shard = reader.shard(number)
         column = shard.columns.get("label")
         labels = None if column is None else column.tolist()  # None where masked
-        of_class = label is not None  # then most are passed over, and each is read alone
-        keys = iter(()) if of_class else shard.keys(0, shard.records)
+        # Most are passed over then, and each is read alone: the key of a dropped one may be gone.
+        one_by_one = label is not None or reader.remaining is not None
+        keys = iter(()) if one_by_one else shard.keys(0, shard.records)
         for record in range(shard.records):
+            index = reader.place(firsts[number] + record)
+            if index is None:
+                continue
             if label is not None and (labels is None or labels[record] != label):
                 continue
             row: dict[str, Any] = {
-                "index": firsts[number] + record,
+                "index": index,
                 "shard": number,
                 "record": record,
                 "offset": shard.offset(record),
                 "bytes": int(shard.sizes[record]),
-                "key": key_text(shard.key(record) if of_class else next(keys)),
+                "key": key_text(shard.key(record) if one_by_one else next(keys)),
             }
             if labels is not None:
                 own = row["label"] = labels[record]

@@ -281,6 +281,7 @@ GC = Command(
         "7d; default: a day",
         dest="keep_s",
     ),
+    option("--keep-versions", "N"),
     option("--dry-run"),
-    examples=("shardio gc packed --dry-run", "shardio gc packed --keep 7d"),
+    examples=("shardio gc packed --dry-run", "shardio gc packed --keep-versions 10"),
 )

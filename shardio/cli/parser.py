@@ -20,6 +20,7 @@ from .convert import COPY, EXPORT, INDEX, UNPACK
 from .look import CAT, INFO, LS, VERIFY
 from .output import Output, paint
 from .pack import COMMIT, GC, PACK, PLAN
+from .versions import DIFF, DROP, LOG, RESTORE, TAG
 from .view import VIEW
 
 
@@ -43,7 +44,8 @@ COMPLETION = Command(
 )
 COMMANDS = (
     *(PACK, PLAN, COMMIT, INDEX, UNPACK, EXPORT, INFO, LS, CAT, VERIFY, VIEW),
-    *(EXPLAIN, TUNE, BENCH, GC, COPY, CACHE, COMPLETION),
+    *(DROP, LOG, DIFF, TAG, RESTORE, GC),
+    *(EXPLAIN, TUNE, BENCH, COPY, CACHE, COMPLETION),
 )
 FIRST = (PACK, VIEW, BENCH)  # what a newcomer runs, by its first example
 _MOST_COLUMNS = 100  # of help: longer lines are hard to read

@@ -24,5 +24,6 @@ Its files:
     encoded        the image files of a batch, in one buffer
     encoded_crops  those that the device decodes and crops
     sequence       shardio.open: a dataset as a sequence, without torch
+    versions       which version a saved state is of
     whereabouts    where makers of batches are, for the message when one hangs
 """

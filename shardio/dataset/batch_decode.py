@@ -259,7 +259,7 @@ def _begins_with_jpegs(reader: Reader) -> bool:
     """Say whether the first record holds a JPEG. Opens its shard, and lets go of it again."""
     if not reader.records:
         return False
-    shard, record = reader.locate(0)
+    shard, record = reader.locate(reader.number(0))
     try:
         first = reader.shard(shard).read(record)
     except ShardioError:  # whoever reads it will say so

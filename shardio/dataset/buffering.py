@@ -187,7 +187,7 @@ class Policy:
             return
         numbers = rows[NUMBER]
         if self._selection is not None:
-            numbers = self._selection.numbers[numbers]
+            numbers = self._selection.at(numbers)
         order = numbers.argsort()
         numbers, shards = numbers[order], rows[SHARD][order]
         new = np.ones(len(numbers) + 1, bool)  # whether a stretch ends before each row
@@ -212,7 +212,7 @@ class Policy:
         chosen: slice | Int64s = slice(record, record + most)
         if self._selection is not None:
             first = self._reader.starts[at]
-            chosen = self._selection.numbers[number : number + most] - first
+            chosen = self._selection.at(slice(number, number + most)) - first
         ends = shard.sizes[chosen].cumsum()
         count = max(1, int(ends.searchsorted(self.run, side="right")))
         return shard, chosen, ends[:count]
@@ -307,7 +307,7 @@ class Whole(Windows):
     def open(self, reader: Reader, selection: Selection | None) -> None:
         super().open(reader, selection)
         if selection is not None:
-            self._gap = gap_between(selection.numbers, self.mean_bytes)
+            self._gap = gap_between(selection, self.mean_bytes)
         self.ahead = 0  # storage before this place is announced
         self.records = int(self._starts[-1])
         self._first = -1  # the place in the order of the first draw here: a resume is ramped, too
@@ -637,17 +637,14 @@ def calls_per_record(manifest: Manifest, selection: Selection | None) -> float:
         return 1.0
     if selection is None:
         return 0.0
-    numbers = selection.numbers
-    between = np.diff(numbers) - 1
-    return float((between > gap_between(numbers, manifest.mean_bytes)).sum() + 1) / max(
-        1, len(numbers)
-    )
+    wide = selection.gaps() > gap_between(selection, manifest.mean_bytes)
+    return float(wide.sum() + 1) / max(1, len(selection))
 
 
-def gap_between(numbers: Int64s, mean_bytes: float) -> int:
+def gap_between(selection: Selection, mean_bytes: float) -> int:
     """Choose how many unwanted records between two are announced with them.
 
     In all no more of them are announced than wanted ones.
     """
-    between, gap = np.diff(numbers) - 1, int(GAP / mean_bytes)
-    return gap if between[between <= gap].sum() <= len(numbers) else 0
+    between, gap = selection.gaps(), int(GAP / mean_bytes)
+    return gap if between[between <= gap].sum() <= len(selection) else 0

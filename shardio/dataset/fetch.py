@@ -236,7 +236,7 @@ class Fetch:
         held = self.policy.release(batch.drawn)
         _, shards, numbers = batch.rows
         if self._selection is not None:
-            numbers = self._selection.numbers[numbers]
+            numbers = self._selection.at(numbers)
         if held is not None:
             if batch.turn is not None:
                 by_span, held = held, held[:]

@@ -19,9 +19,11 @@ from ..errors import DamageError, OptionError, StorageError, printable
 from ..formats import check_format, expect_shard, open_shard
 from ..formats.base import Shard, ShardInfo
 from ..formats.foreign.row_groups import cache_bytes
-from ..formats.manifest import Manifest, choose_split, load
+from ..formats.manifest import Manifest, choose_split
 from ..formats.sample import Sample
+from ..formats.version import NONE, load_excluded, load_version
 from ..order.rng import Int64s
+from ..order.subset import Remaining
 from ..storage.base import Location
 from ..storage.local import memory_available
 from ..storage.location import locate
@@ -66,9 +68,10 @@ class Reader:
     own reads need (`scattered`), and a shard is open once for each advice in use. Advice changes
     how fast bytes come, never which. Raises DamageError, StorageError, VersionError.
 
-    root    where the shards are, if not beside the manifest
-    verify  check what a format checks only once, when a shard is opened; see its page
-    limit   shards that are open at once; default: as many as the process can spare
+    root      where the shards are, if not beside the manifest
+    verify    check what a format checks only once, when a shard is opened; see its page
+    limit     shards that are open at once; default: as many as the process can spare
+    excluded  the numbers of the records that were dropped; default: as the manifest says
     """
 
     def __init__(
@@ -79,15 +82,20 @@ class Reader:
         root: Location | None = None,
         verify: bool = True,
         limit: int | None = None,
+        excluded: Int64s | None = None,
     ) -> None:
         self.index = storage  # of the manifest and the indexes
         self.storage = storage if root is None else root
         self.manifest = manifest
         self.mean_bytes = manifest.mean_bytes  # of storage per record, index included
         self.limit = spare_descriptors() if limit is None else limit
-        # (shards + 1,) the number of the first record of each shard; last, of all records
+        # (shards + 1,) the number of the first record of each shard; last, of all records, those
+        # that were dropped included: a record keeps its number.
         self.starts = np.zeros(manifest.shards + 1, np.int64)
         np.cumsum(manifest.shard_records, out=self.starts[1:])
+        if excluded is None:
+            excluded = load_excluded(storage, manifest)
+        self.remaining = Remaining(excluded, self.starts) if len(excluded) else None
         self._opening = manifest.opening(storage, root, verify=verify)
         self._most = 0  # bytes of open shards that are in memory; 0: to be found out
         check_format(manifest.format)
@@ -96,12 +104,28 @@ class Reader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         more = {"root": self.storage, "verify": self._opening.verify, "limit": self.limit}
+        more["excluded"] = NONE if self.remaining is None else self.remaining.excluded
         return partial(Reader, **more), (self.index, self.manifest)  # type: ignore[arg-type]
+
+    def of_version(self, manifest: Manifest) -> Reader:
+        """Return a reader of another version of the dataset. Raises DamageError."""
+        root, verify = self.storage, self._opening.verify
+        return Reader(self.index, manifest, root=root, verify=verify, limit=self.limit)
 
     @property
     def records(self) -> int:
-        """Return the number of records in all shards."""
+        """Return the number of records, without those that were dropped."""
+        return self.stored_records if self.remaining is None else len(self.remaining)
+
+    @property
+    def stored_records(self) -> int:
+        """Return the number of records in all shards, those that were dropped included."""
         return int(self.starts[-1])
+
+    @property
+    def counts(self) -> Int64s:
+        """Return the number of records in each shard, without those that were dropped."""
+        return np.diff(self.starts) if self.remaining is None else self.remaining.counts
 
     def shard(self, number: int, scattered: bool = False) -> Shard:
         """Give a shard, opened. It stays usable while it is referenced, in the cache or not.
@@ -141,6 +165,15 @@ class Reader:
         """Turn the number of a record in the dataset into its shard, and its number there."""
         shard = int(np.searchsorted(self.starts, number, side="right")) - 1
         return shard, number - int(self.starts[shard])
+
+    def number(self, place: int) -> int:
+        """Return the number of a record, by its place among those that were not dropped."""
+        remaining = self.remaining
+        return place if remaining is None else int(remaining.at(np.array([place]))[0])
+
+    def place(self, number: int) -> int | None:
+        """Return the place of a record among those that were not dropped; None: it was."""
+        return number if self.remaining is None else self.remaining.find(number)
 
     def forget(self) -> None:
         """Let go of all open shards. A descriptor closes with the last user of its shard."""
@@ -187,20 +220,22 @@ class Reader:
         return open_shard(self.manifest.format, self._opening, info)
 
 
-def open_reader(path: str | os.PathLike[str], split: str | None, options: Storage) -> Reader:
-    """Open the dataset at a path, or the one of that split within it.
+def open_reader(
+    path: str | os.PathLike[str], split: str | None, options: Storage, version: str | None = None
+) -> Reader:
+    """Open the dataset at a path, or the one of that split within it; a version of it, or as it is.
 
     Raises NotPackedError, DamageError, VersionError, OptionError.
     """
-    return open_index(choose_split(locate(path, options), split), options)
+    return open_index(choose_split(locate(path, options), split), options, version)
 
 
-def open_index(index: Location, options: Storage) -> Reader:
+def open_index(index: Location, options: Storage, version: str | None = None) -> Reader:
     """Open the dataset whose manifest lies in a location. Raises as `open_reader` does."""
     root = None if options.root is None else locate(options.root, options)
     if root is not None and not root.exists(""):
         raise OptionError(f"root is {printable(root.url, 4096)}: there is no such directory")
-    return Reader(index, load(index), root=root, verify=options.verify_open)
+    return Reader(index, load_version(index, version), root=root, verify=options.verify_open)
 
 
 class ManifestInfo:

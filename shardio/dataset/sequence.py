@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, overload
@@ -20,8 +20,10 @@ from ..errors import OptionError, name_record, printable, there_are
 from ..formats.base import Column, Shard
 from ..formats.index import key_hash
 from ..formats.sample import Sample, give_text_key
+from ..formats.version import NONE
 from ..names import KEY, key_bytes, key_text
 from ..order import rng
+from ..order.subset import Selection, select_where
 from ..storage.base import Location
 from ..storage.location import locate
 from ..storage.options import Storage, with_root
@@ -64,6 +66,7 @@ def open(
     path: str | os.PathLike[str],
     *,
     split: str | None = None,
+    version: str | None = None,
     decode: Decode = "pil",
     transform: Callable[..., Any] | None = None,
     fields: Sequence[str] | None = None,
@@ -72,6 +75,7 @@ def open(
     """Open a packed dataset. Raises NotPackedError, DamageError, VersionError, OptionError.
 
     split      "train": the dataset of this name in `path`, which holds several
+    version    a version of the dataset, by its id or its tag (`shardio log`); default: the newest
     decode     "pil": the first image field as a PIL image, RGB, upright; other image fields as
                stored. "numpy": as arrays of these, (H, W, 3) uint8 the first. None: as the bytes of
                their files. Or a function of those bytes. Or a mapping of these by field, also of
@@ -81,7 +85,7 @@ def open(
     storage    a shardio.Storage: where the data lies, and how far it is trusted
     """
     options = check_group("storage", storage, Storage)
-    reader = open_reader(path, split, options)
+    reader = open_reader(path, split, options, version)
     decoder = Decoder(
         reader.manifest.schema,
         fields=fields,
@@ -113,6 +117,20 @@ def stored_in(index: Location, options: Storage) -> ShardSequence:
     reader = open_index(index, options)
     decoder = Decoder(reader.manifest.schema, fields=None, decode=None, transform=None)
     return ShardSequence(reader, decoder, range(reader.records), text=False)
+
+
+def choose_where(
+    reader: Reader, decoder: Decoder, where: Mapping[str, Any] | None
+) -> Selection | None:
+    """Choose the records that meet conditions, of those that were not dropped. None: all.
+
+    where: as ShardDataset has it; None: no conditions. Raises OptionError.
+    """
+    if where is None:
+        return reader.remaining
+    everything = ShardSequence(reader, decoder, range(reader.records))
+    known = reader.starts, reader.manifest.classes, reader.remaining
+    return select_where(where, everything.columns, *known)
 
 
 class ShardSequence(ManifestInfo, Sequence[Any]):
@@ -159,7 +177,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         if isinstance(index, slice):
             return ShardSequence(self.reader, self._decoder, self._rows[index], text=self._text)
         try:
-            number = self._rows[operator.index(index)]
+            number = self.reader.number(self._rows[operator.index(index)])
         except IndexError:
             raise IndexError(f"record {index} of {len(self)}") from None
         shard, record = self.reader.locate(number)
@@ -175,7 +193,12 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
             shard.scan(start, stop, text=self._decoder.plain and self._text)
             for shard, start, stop in self._opened_runs()
         )
-        return samples if self._decoder.plain else map(self._item, samples, self._rows)
+        numbers = map(self.reader.number, self._rows)
+        return samples if self._decoder.plain else map(self._item, samples, numbers)
+
+    def _located(self, rows: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """Give for each of these rows its shard, and its number there."""
+        return map(self.reader.locate, map(self.reader.number, rows))
 
     def will_need(self, index: int) -> None:
         """Announce that a record will be read soon; by URL it is asked for, else nothing is done.
@@ -183,7 +206,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         Its shard is opened, if it is not yet.
         """
         if self.reader.storage.remote:
-            shard, record = self.reader.locate(self._rows[index])
+            shard, record = self.reader.locate(self.reader.number(self._rows[index]))
             self.reader.shard(shard).will_need(record, record + 1)
 
     def keys(self) -> list[str]:
@@ -193,12 +216,12 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
     def stored_keys(self, indices: Sequence[int] | None = None) -> list[bytes]:
         """Return the key of every record, in order, or of some, as the bytes that are stored."""
         if indices is not None and len(indices) < len(self):
-            places = map(self.reader.locate, map(self._rows.__getitem__, indices))
+            places = self._located(map(self._rows.__getitem__, indices))
             return [self.reader.shard(shard).key(record) for shard, record in places]
         if self._rows.step == 1:
             runs = (shard.keys(start, stop) for shard, start, stop in self._opened_runs(False))
             return [*chain.from_iterable(runs)]
-        places = map(self.reader.locate, self._rows)
+        places = self._located(self._rows)
         return [self.reader.shard(shard).key(record) for shard, record in places]
 
     def find(self, key: bytes | str) -> int:
@@ -210,10 +233,10 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
             key = key_bytes(key)
         except UnicodeEncodeError:  # half of a surrogate pair, which no key has
             raise KeyError(f"no record has the key {printable(key)}") from None
-        for number in np.flatnonzero(self._key_hashes() == key_hash(key)).tolist():
-            shard, record = self.reader.locate(number)
-            if number in self._rows and self.reader.shard(shard).key(record) == key:
-                return self._rows.index(number)
+        for row in np.flatnonzero(self._key_hashes() == key_hash(key)).tolist():
+            shard, record = self.reader.locate(self.reader.number(row))
+            if row in self._rows and self.reader.shard(shard).key(record) == key:
+                return self._rows.index(row)
         raise KeyError(f"no record has the key {printable(key)}")
 
     def perhaps_alike(self) -> list[int]:
@@ -227,7 +250,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         return [int(number) for number in np.flatnonzero(counts[places] > 1)]
 
     def _key_hashes(self) -> Column:
-        """Return the hashes of the keys of all records of the dataset."""
+        """Return the hashes of the keys of all records that were not dropped."""
         if self._hashes is None:
             self._hashes = self._column(lambda shard: self.reader.shard(shard).key_hashes, "<u4")
         return self._hashes
@@ -290,12 +313,16 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
 
     def _runs(self) -> Iterator[tuple[int, int, int]]:
         """Yield the rows as (shard, first record, end), where they are adjacent."""
-        start, stop = self._rows.start, self._rows.stop
-        while start < stop:
-            shard, record = self.reader.locate(start)
-            count = min(stop, int(self.reader.starts[shard + 1])) - start
+        row, stop = self._rows.start, self._rows.stop
+        ends, remaining = self.reader.starts[1:], self.reader.remaining
+        dropped = NONE if remaining is None else remaining.excluded
+        while row < stop:
+            number = self.reader.number(row)
+            shard, record = self.reader.locate(number)
+            following = dropped[np.searchsorted(dropped, number) :][:1].tolist()
+            count = min([stop - row, *(int(end) - number for end in (ends[shard], *following))])
             yield shard, record, record + count
-            start += count
+            row += count
 
     def _opened_runs(self, records: bool = True) -> Iterator[tuple[Shard, int, int]]:
         """Yield the runs of rows with their shards opened.
@@ -326,7 +353,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         return values[rows.start : rows.stop] if rows.step == 1 else values[np.array(rows, int)]
 
     def _column(self, of_shard: Callable[[int], Column], empty: str) -> Column:
-        """Join the columns of all shards to one of the dataset."""
+        """Join the columns of all shards to one of the records that were not dropped."""
         shards = range(self.manifest.shards)
         columns = []
         for shard in shards:
@@ -339,7 +366,8 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
             columns = [column.astype(object) for column in columns]
         masked = any(isinstance(column, np.ma.MaskedArray) for column in columns)
         joined: Column = (np.ma.concatenate if masked else np.concatenate)(columns)
-        return joined
+        remaining = self.reader.remaining
+        return joined if remaining is None else joined[remaining.numbers]
 
     def _values(self, shard: int, name: str, kind: str) -> Column:
         return shard_column(self.reader.shard(shard), name, kind)

@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any
 
 from .. import native
-from ..errors import OptionError, StateError, printable
+from ..errors import OptionError, printable
 from ..order.epoch import Tail
 from ..order.mixture import Length
 from ..order.options import STATE_OPTIONS, Options, Order, RequestedOptions
 from ..order.partition import Partition, RowRanges
-from ..order.subset import Selection, select_places, select_where
+from ..order.subset import select_places
 from ..storage.options import Storage
 from ..storage.stores import without_secrets
 from ..units import check_group, refuse_options, show_count
@@ -37,8 +37,9 @@ from .other_names import OTHER_NAMES
 from .ranks import Consumers
 from .reader import ManifestInfo, open_reader
 from .record_reader import RecordReader
-from .sequence import ShardSequence
+from .sequence import choose_where
 from .stream import Stream
+from .versions import check_identity, named_version, version_of_state
 
 _EACH = "give it to each dataset of the mixture"
 _WEIGHTS = "give weights=, rows of each dataset in proportion, and length="
@@ -63,6 +64,8 @@ class ShardDataset(ManifestInfo, Stream):
 
     path               the packed directory, or its URL
     split              "train": the dataset of this name, where `path` holds several
+    version            a version of the dataset, by its id or its tag, as `shardio log` lists them;
+                       default: the newest
     batch_size         rows of a batch, for `DataLoader(ds, batch_size=None)`. None: the dataset
                        yields samples, and DataLoader makes batches; each record still comes once an
                        epoch, but the order of batches then depends on the number of workers
@@ -113,6 +116,7 @@ class ShardDataset(ManifestInfo, Stream):
         path: str | os.PathLike[str],
         *,
         split: str | None = None,
+        version: str | None = None,
         batch_size: int | None = None,
         fields: Sequence[str] | None = None,
         decode: Decode = "pil",
@@ -132,7 +136,7 @@ class ShardDataset(ManifestInfo, Stream):
     ) -> None:
         cut = check_group("order", order, Order)
         stored = check_group("storage", storage, Storage)
-        self.reader = open_reader(path, split, stored)
+        self.reader = open_reader(path, split, stored, version)
         self._decoder = Decoder(
             self.manifest.schema,
             fields=fields,
@@ -160,14 +164,10 @@ class ShardDataset(ManifestInfo, Stream):
         self._requested = RequestedOptions(
             batch_size, shuffle_buffer, seed, tail, cut.spans, cut.unit, shuffle, cut.nodes
         )
-        # The records that `where` and `select` chose; None: all.
-        self.selection: Selection | None = None
-        if where is not None:
-            everything = ShardSequence(self.reader, self._decoder, range(self.reader.records))
-            self.selection = select_where(
-                where, everything.columns, self.reader.starts, self.manifest.classes
-            )
-        counts = self.manifest.shard_records if self.selection is None else self.selection.counts
+        self._where = where
+        # The records that `where` and `select` chose, or that remain of dropped ones; None: all.
+        self.selection = self._chosen = choose_where(self.reader, self._decoder, where)
+        counts = self.reader.counts if self.selection is None else self.selection.counts
         super().__init__(
             self._resolved(int(counts.sum())),
             counts,
@@ -244,7 +244,7 @@ class ShardDataset(ManifestInfo, Stream):
 
     def __repr__(self) -> str:
         size = "" if self.batch_size is None else f", batch_size={self.batch_size}"
-        chosen = "" if self.selection is None else f"{self.records:,} of "
+        chosen = f"{self.records:,} of " if self.is_subset else ""
         return (
             f"ShardDataset({printable(without_secrets(self.path))!r}{size}: {chosen}"
             f"{show_count(self.manifest.records, 'record')} in "
@@ -255,7 +255,7 @@ class ShardDataset(ManifestInfo, Stream):
     def _facts(self) -> Iterator[tuple[str, str]]:
         """Iterate over what a notebook shows: the manifest's facts, and the order's."""
         yield from super()._facts()
-        if self.selection is not None:
+        if self.is_subset:
             yield "chosen", show_count(self.records, "record")
         if self.batch_size is not None:
             yield "batch_size", f"{self.batch_size:,}"
@@ -316,6 +316,10 @@ class ShardDataset(ManifestInfo, Stream):
         """Return what all datasets of a mixture must have alike; `Any` where a map makes items."""
         return Any if self._decoder.maps else self._decoder.fields
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A condition may be a function that cannot be pickled; what it chose can.
+        return super().__getstate__() | {"_where": None, "_chosen": None}
+
     @property
     def evaluates(self) -> bool:
         """Return True if every pass reads the same epoch: also without a shuffle."""
@@ -324,19 +328,33 @@ class ShardDataset(ManifestInfo, Stream):
     def _identity(self) -> dict[str, Any]:
         return {**self.source_identity(), **self.options.state()}
 
+    @property
+    def is_subset(self) -> bool:
+        """Return True if `where` or `select` chose some of the records."""
+        return self.selection is not self.reader.remaining
+
     def source_identity(self) -> dict[str, Any]:
-        """Tell which records are read: the dataset, and the selection of them."""
-        chosen = None if self.selection is None else self.selection.digest
-        return {"dataset": self.manifest.dataset_id.hex(), "selection": chosen}
+        """Tell which records are read: the dataset, its version, and the selection of them."""
+        chosen = self.selection.digest if self.selection and self.is_subset else None
+        return {"dataset": named_version(self.manifest), "selection": chosen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of `state_dict` or `state_from`, as `Stream.load_state_dict` does.
+
+        A state of another version: that one is read from then on. Raises StateError.
+        """
+        if (found := version_of_state(state, self.reader)) is not None:
+            if self.selection is not self._chosen:  # but by `select`, or in another process
+                raise found.refusal()
+            self.reader = self.reader.of_version(found.manifest)
+            self.selection = self._chosen = choose_where(self.reader, self._decoder, self._where)
+            self.counts = self.reader.counts if self.selection is None else self.selection.counts
+            self._start_anew()
+            found.warn()
+        super().load_state_dict(state)
 
     def options_after(self, state: Mapping[str, Any]) -> Options:
         """Return the options to go on with after this state. Raises StateError."""
-        for name, value in self.source_identity().items():
-            if state.get(name) != value:
-                what = "dataset" if name == "dataset" else "selection of records"
-                raise StateError(
-                    f"the state is of another {what}: {printable(repr(state.get(name)))}, and this "
-                    f"one is {value!r} ({printable(without_secrets(self.path))})"
-                )
+        check_identity(state, self.source_identity(), self.path)
         saved = {name: state.get(name) for name in STATE_OPTIONS}
         return self._requested.resolve(self.reader.mean_bytes, saved, records=self.records)

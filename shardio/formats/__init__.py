@@ -9,6 +9,7 @@ row whose pattern its name matches.
     record    the record shard
     lmdb      the LMDB shard: records as values of one environment
     manifest  the list of a dataset's shards; the commit
+    version   older manifests, records that were dropped, tags
     tree      records written as files, which never leave their folder
     foreign   formats of other libraries
 """

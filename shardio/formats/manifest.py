@@ -18,8 +18,8 @@ import os
 import re
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import astuple, dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from ..errors import (
 )
 from ..names import are_names, file_name, from_file_name, is_name, key_bytes
 from ..storage import lock
-from ..storage.base import Location, path_in
+from ..storage.base import SEAL_BYTES, Location, path_in
 from ..storage.local import LocalDirectory
 from ..storage.location import locate
 from .base import MAX_RECORDS, Column, Opening, ShardInfo
@@ -45,7 +45,8 @@ from .sample import MAX_DEPTH, Schema, check_schema
 
 MANIFEST = "manifest.json"
 SPLITS = "shardio.json"
-VERSION = 0
+VERSION = 1  # the newest that is read; a dataset that was only packed is of version 0
+GROWN = 1  # of a dataset that a commit changed after it was packed
 MAX_MANIFEST = 1 << 30  # bytes; 100,000 shards take 14 MB
 MAX_SPLITS = 64 << 20  # bytes of shardio.json: names of classes
 MAX_SHARDS = 10_000_000
@@ -57,10 +58,29 @@ _START = b'{\n"format": "shardio"'  # how a manifest begins
 _SHARDS = b'"shards": [\n'
 _DIGEST = re.compile(rb'"sha256": "([0-9a-f]{64})"\n\}\n\Z')
 _VERSION = re.compile(
-    rb'\{\n"format": "shardio(?:-splits)?",\n"version": (\d{1,9}),\n"library": "([^"]{1,100})"'
+    rb'\{\n"format": "shardio(?:-splits|-tags)?",\n'
+    rb'"version": (\d{1,9}),\n"library": "([^"]{1,100})"'
 )
 _PLAN_HEADER = 64 << 20  # bytes of a plan that are read to see what it plans
 _LINES = 1_000  # shard lines that are parsed at a time
+
+
+class Sidecar(NamedTuple):
+    """What a manifest says of a file beside it."""
+
+    name: str  # of its content
+    entries: int
+    sha256: bytes
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What made a version of the one before."""
+
+    parent: str | None  # id of the version before; None: it is not known
+    time: str  # in UTC, such as "2026-11-28T09:30:00Z"
+    command: str  # of shardio, such as "drop"
+    changes: Mapping[str, int]  # how many records it added, dropped, brought back
 
 
 @dataclass(frozen=True)
@@ -79,8 +99,11 @@ class Manifest:
     shard_sha256: Column  # (shards, 32) uint8
     shard_index: Column  # (shards,) uint64: checksums of their indexes
     names: tuple[str, ...] | None = None  # of foreign shards; ours are named by their content
-    version: int = VERSION  # of the format it was written in
+    version: int = 0  # of the format it was written in
+    excluded: Sidecar | None = None  # the list of the records that were dropped
+    commit: Commit | None = None  # that made this version; None: it was packed so
     where: str = field(default=MANIFEST, compare=False)  # for messages
+    digest: str = field(default="", compare=False)  # SHA-256 of the file, where it was read
 
     @property
     def shards(self) -> int:
@@ -89,8 +112,18 @@ class Manifest:
 
     @property
     def records(self) -> int:
-        """Return the number of records."""
+        """Return the number of records, without those that were dropped."""
+        return self.stored_records - (self.excluded.entries if self.excluded else 0)
+
+    @property
+    def stored_records(self) -> int:
+        """Return the number of records in all shards, those that were dropped included."""
         return int(self.shard_records.sum())
+
+    @property
+    def version_id(self) -> str:
+        """Return the id of the version, 16 hex digits: the start of the SHA-256 at its end."""
+        return (self.digest or _sealed(self.dump()))[:16]
 
     @property
     def size(self) -> int:
@@ -112,7 +145,7 @@ class Manifest:
     @property
     def mean_bytes(self) -> float:
         """Return the bytes of storage per record, index included; at least 1."""
-        return max(1.0, self.size / max(1, self.records))
+        return max(1.0, self.size / max(1, self.stored_records))
 
     def opening(
         self, index: Location, root: Location | None = None, *, verify: bool = True
@@ -135,7 +168,7 @@ class Manifest:
 
     def dump(self) -> bytes:
         """Return the canonical bytes of manifest.json."""
-        head = {
+        head: dict[str, Any] = {
             "format": "shardio",
             "version": self.version,
             "library": self.library,
@@ -144,15 +177,19 @@ class Manifest:
             "fields": [list(pair) for pair in self.schema.fields],
             "classes": None if self.classes is None else list(self.classes),
             "options": self.options,
-            "records": self.records,
+            "records": self.stored_records,
             "bytes": self.size,
             "blob_bytes": self.blob_bytes,
         }
+        if self.version:
+            side, commit = self.excluded, self.commit
+            head["excluded"] = side and [side.name, side.entries, side.sha256.hex()]
+            head["commit"] = commit and [*astuple(commit)]
         rows = ",\n".join(
             _json([s.name, s.records, s.size, s.sha256.hex(), f"{s.index_checksum:016x}"])
             for s in map(self.shard, range(self.shards))
         )
-        return _with_digest(head, _SHARDS.decode() + rows + ("\n" if rows else "") + "],\n")
+        return dump_sealed(head, _SHARDS.decode() + rows + ("\n" if rows else "") + "],\n")
 
 
 def make(shards: Sequence[ShardInfo], library: str = __version__, **values: Any) -> Manifest:
@@ -226,10 +263,10 @@ def dump_splits(
     splits: Sequence[str], classes: Sequence[str] | None, library: str = __version__
 ) -> bytes:
     """Return the bytes of shardio.json. library: version of shardio that packs."""
-    return _with_digest(
+    return dump_sealed(
         {
             "format": "shardio-splits",
-            "version": VERSION,
+            "version": 0,
             "library": library,
             "splits": list(splits),
             "classes": None if classes is None else list(classes),
@@ -401,11 +438,28 @@ def _unfinished(folder: str) -> str:
     )
 
 
-def _with_digest(head: Mapping[str, Any], more: str = "") -> bytes:
+def parse_sealed(data: bytes, where: str) -> dict[str, Any]:
+    """Read a file that `dump_sealed` wrote. Raises DamageError, VersionError."""
+    _check_digest(data, where)
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(data)
+        if isinstance(found, dict):
+            return found
+    raise DamageError(f"{where}: it is damaged, or was edited by hand")
+
+
+def dump_sealed(head: Mapping[str, Any], more: str = "") -> bytes:
     """Return a file of these header fields, a line each, and more; its SHA-256 is the last one."""
     lines = "".join(f"{_json(name)}: {_json(value)},\n" for name, value in head.items())
     body = f"{{\n{lines}{more}".encode("ascii")
     return body + f'"sha256": "{hashlib.sha256(body).hexdigest()}"\n}}\n'.encode()
+
+
+def _sealed(data: bytes) -> str:
+    """Return the SHA-256 that a file states of itself."""
+    found = _DIGEST.search(data, max(0, len(data) - SEAL_BYTES))
+    assert found is not None
+    return found[1].decode()
 
 
 def _check_digest(data: bytes, where: str) -> None:
@@ -492,8 +546,37 @@ def _parse(data: bytes, where: str) -> Manifest:
         shard_index=np.frombuffer(indexes, np.uint64),
         names=None if packed else tuple(names),
         version=head["version"],
+        excluded=_sidecar(head.get("excluded"), sum(records)),
+        commit=_commit(head.get("commit")),
         where=where,
+        digest=_sealed(data),
     )
+
+
+def _sidecar(value: Any, records: int) -> Sidecar | None:
+    """Read what a manifest says of the list of dropped records. Raises ValueError, TypeError."""
+    if value is None:
+        return None
+    name, count, digest = value
+    sha256 = _unhex(digest, 32)
+    if name != f"excluded-{sha256[:4].hex()}.bin" or not _count(count, records):
+        raise ValueError("its list of dropped records is none")
+    return Sidecar(name, count, sha256)
+
+
+def _commit(value: Any) -> Commit | None:
+    """Read what a manifest says of its commit. Raises ValueError, TypeError."""
+    if value is None:
+        return None
+    parent, time, command, changes = value
+    if (
+        not (parent is None or (type(parent) is str and len(_unhex(parent, 8)) == 8))
+        or type(time) is not str
+        or type(command) is not str
+        or type(changes) is not dict
+    ):
+        raise ValueError("what it says of its commit is of another type")
+    return Commit(parent, time, command, {str(k): _count(v, MAX_BYTES) for k, v in changes.items()})
 
 
 def check_options(options: Any) -> None:

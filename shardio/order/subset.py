@@ -1,8 +1,8 @@
 """Choose some of a dataset's records, by the columns of its index or by number.
 
-How it works. A selection is a sorted array of record numbers. The order knows only how many records
-each shard has in the selection; `fetch` asks the selection which records these are. So subsets obey
-the same order law. No image is read.
+How it works. A selection is a sorted array of record numbers, or, where nearly all are chosen, of
+those that are not. The order knows only how many records each shard has in the selection; `fetch`
+asks the selection which records these are. So subsets obey the same order law. No image is read.
 """
 
 from __future__ import annotations
@@ -28,20 +28,51 @@ class Selection:
 
     numbers       (n,) int64, ascending, no two alike
     shard_starts  (shards + 1,) int64: the number of each shard's first record; last, of all
-    starts        (shards + 1,) int64: the same in places of `numbers`
+    starts        (shards + 1,) int64: the same in places of the selection
     """
 
     def __init__(self, numbers: Int64s, shard_starts: Int64s) -> None:
         """Keep the numbers, which become read-only, and find where each shard's begin."""
         self.shard_starts = shard_starts
         numbers.flags.writeable = False  # shared by iterators; forked workers share its pages
-        self.numbers = numbers
-        self.starts: Int64s = np.searchsorted(numbers, shard_starts).astype(np.int64, copy=False)
+        self._numbers = numbers
+        self.starts: Int64s = self.places(shard_starts)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @property
+    def numbers(self) -> Int64s:
+        """Return the numbers of all records in the selection: (n,) int64, ascending."""
+        return self._numbers
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of memory that the selection takes."""
+        return self._numbers.nbytes
 
     @property
     def counts(self) -> Int64s:
         """Count the records of each shard in the selection: (shards,) int64."""
         return np.diff(self.starts)
+
+    def at(self, places: Int64s | slice) -> Int64s:
+        """Return the numbers of the records at these places of the selection."""
+        return self._numbers[places]
+
+    def find(self, number: int) -> int | None:
+        """Return the place of the record of this number; None: it is not in the selection."""
+        place = int(self.places(np.array([number]))[0])
+        return place if place < len(self) and self.at(np.array([place]))[0] == number else None
+
+    def gaps(self) -> Int64s:
+        """Return how many records are left out between neighbours, where any are."""
+        between = np.diff(self._numbers) - 1
+        return between[between > 0]
+
+    def places(self, numbers: Int64s) -> Int64s:
+        """Return how many records of the selection come before each of these numbers."""
+        return np.searchsorted(self._numbers, numbers).astype(np.int64, copy=False)
 
     @cached_property
     def digest(self) -> str:
@@ -49,32 +80,80 @@ class Selection:
         return hashlib.sha256(self.numbers.astype("<i8", copy=False).data).hexdigest()[:16]
 
 
+class Remaining(Selection):
+    """Hold all records of a dataset but some, by the numbers of these: few, of very many."""
+
+    def __init__(self, excluded: Int64s, shard_starts: Int64s) -> None:
+        """Keep the numbers of the records that are left out: (n,) int64, ascending, no two alike.
+
+        excluded, shard_starts: as of Selection, and below the last of `shard_starts`
+        """
+        # The place that each would have, were those before it left out: it grows with every record.
+        self._before: Int64s = excluded - np.arange(len(excluded))
+        super().__init__(excluded, shard_starts)
+
+    @property
+    def excluded(self) -> Int64s:
+        """Return the numbers of the records that are left out: (n,) int64, ascending."""
+        return self._numbers
+
+    @property
+    def numbers(self) -> Int64s:
+        """Return the numbers of all records in the selection, made anew: (n,) int64, ascending."""
+        return self.at(slice(None))
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of memory that the selection takes."""
+        return self._numbers.nbytes + self._before.nbytes
+
+    def at(self, places: Int64s | slice) -> Int64s:
+        """Return the numbers of the records at these places of the selection."""
+        if isinstance(places, slice):
+            places = np.arange(*places.indices(len(self)))
+        return places + np.searchsorted(self._before, places, side="right")
+
+    def gaps(self) -> Int64s:
+        """Return how many records are left out between neighbours, where any are."""
+        if not len(self._numbers):
+            return self._numbers
+        ends = np.flatnonzero(np.diff(self._numbers, append=-1) != 1) + 1  # of runs without a gap
+        return np.diff(ends, prepend=0)
+
+    def places(self, numbers: Int64s) -> Int64s:
+        """Return how many records of the selection come before each of these numbers."""
+        return numbers - np.searchsorted(self._numbers, numbers)
+
+
 def select_where(
     conditions: Mapping[str, Any],
     column: Callable[[str], Any],
     shard_starts: Int64s,
     classes: Sequence[str] | None,
+    within: Selection | None = None,
 ) -> Selection:
     """Select the records that meet all conditions on columns of the index.
 
     conditions: by field of kind int, float or bool, or `__key__`: a value, several of them (None
     among them: also records without a value), or a function of the whole column, (N,), masked where
     None, to (N,) bool. Labels may be given by the names of their classes, keys as str or bytes.
-    column: returns a column of the index by the field's name. Raises OptionError.
+    column: returns a column of the index by the field's name: of the records in `within`, or of
+    all. Raises OptionError.
     """
     if not isinstance(conditions, Mapping) or not conditions:
         raise OptionError(
             f"where is {printable(repr(conditions))}: expected conditions by field, such as "
             "{'label': ['cat', 'dog']}"
         )
-    chosen = mark_where(conditions, column, int(shard_starts[-1]), classes)
+    count = int(shard_starts[-1]) if within is None else len(within)
+    chosen = mark_where(conditions, column, count, classes)
     numbers = np.flatnonzero(chosen)
     if not len(numbers):
         asked = {name: one[0] if isinstance(one, All) else one for name, one in conditions.items()}
         raise OptionError(
             f"where={printable(repr(asked))}: none of {len(chosen):,} records meets all conditions"
         )
-    return Selection(numbers, shard_starts)
+    return Selection(numbers if within is None else within.at(numbers), shard_starts)
 
 
 def mark_where(
@@ -108,7 +187,7 @@ def select_places(
         raise OptionError(
             f"select: {printable(repr(indices))}; expected one index for each record, or a mask"
         ) from None
-    count = int(shard_starts[-1]) if within is None else len(within.numbers)
+    count = int(shard_starts[-1]) if within is None else len(within)
     if array.dtype == np.bool_:
         if array.shape != (count,):
             raise OptionError(f"select: a mask of shape {array.shape}; expected ({count},)")
@@ -130,7 +209,7 @@ def select_places(
         )
     if not len(array):
         raise OptionError(f"select: none of {count:,} records is chosen")
-    return Selection(array if within is None else within.numbers[array], shard_starts)
+    return Selection(array if within is None else within.at(array), shard_starts)
 
 
 def class_index(classes: Sequence[str] | None, name: str) -> int:

@@ -32,5 +32,7 @@ Its files:
     export_parts   what each process of a job array exported
     receipt        which files an export wrote
     copy           a dataset to another disk or store
+    versions       commits after packing: log, diff, tags, and back to an older one
+    drop           records that are hidden
     gc             what no manifest names goes
 """

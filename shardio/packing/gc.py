@@ -2,8 +2,9 @@
 left.
 
 Deleted is only what shardio provably wrote: by its name and by its first bytes. Readers of a
-replaced dataset go on for `keep_s` seconds; unfinished packings stay, to be resumed. While files
-are removed the directory is locked, as by a packer, or by `index`.
+replaced dataset go on for `keep_s` seconds; unfinished packings stay, to be resumed. All versions
+of the dataset stay, unless only the newest are to. While files are removed the directory is locked,
+as by a packer, or by `index`.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from dataclasses import dataclass, field
 
 from ..errors import BusyError, printable
 from ..formats import manifest
-from ..formats.foreign.base import sidecar_name
+from ..formats.version import history, kept_name, load_tags
 from ..storage import local
 from ..storage.location import local_path, locate
 from ..storage.lock import JOURNAL
-from ..units import check_bool, show_count, show_size
+from ..units import check_bool, check_int, show_count, show_size
 from . import journal, output_dir
 from .index import is_sidecar
 from .sources.archives.inflate import is_unpacked
+from .versions import files_of, is_excluded, is_kept
 
 KEEP_S = 24 * 3600.0
 
@@ -54,16 +56,25 @@ class Cleaned:
         return f"{files}, {show_size(self.bytes)}, {verb}{young}"
 
 
-def gc(path: str | os.PathLike[str], *, keep_s: float = KEEP_S, dry_run: bool = False) -> Cleaned:
+def gc(
+    path: str | os.PathLike[str],
+    *,
+    keep_s: float = KEEP_S,
+    keep_versions: int | None = None,
+    dry_run: bool = False,
+) -> Cleaned:
     """Clean a packed directory, or all splits in it.
 
-    keep_s   seconds: a file goes only when it, and the manifest that does not name it, are older;
-             default: a day
-    dry_run  say what would be removed, and remove nothing
+    keep_s         seconds: a file goes only when it, and the manifest that does not name it, are
+                   older; default: a day
+    keep_versions  keep only so many of the newest versions, and those that have a tag; default: all
+    dry_run        say what would be removed, and remove nothing
 
     Raises NotPackedError where nothing is packed, BusyError while a packer works.
     """
     check_bool(dry_run=dry_run)
+    if keep_versions is not None:
+        keep_versions = check_int("keep_versions", keep_versions)
     done, top = Cleaned(dry_run=dry_run), local_path(path)
     folders = list(manifest.datasets(top).values())
     for folder in folders:
@@ -75,12 +86,23 @@ def gc(path: str | os.PathLike[str], *, keep_s: float = KEEP_S, dry_run: bool = 
             except FileNotFoundError:
                 # Without a journal a packer that begins now could give a new shard the name that we
                 # are removing: we make one, if there is anything to do.
-                if not dry_run and any(old for *_, old in _unnamed(folder, None, keep_s)):
+                found = _unnamed(folder, None, keep_s, keep_versions)
+                if not dry_run and any(old for *_, old in found):
                     stack.enter_context(_alone(folder))
-            _clean(folder, _unnamed(folder, data, keep_s), done)
+            _clean(folder, _unnamed(folder, data, keep_s, keep_versions), done)
     if top not in folders and not any(os.path.exists(os.path.join(f, JOURNAL)) for f in folders):
         _clean(top, _unpacked(top, keep_s), done)
     return done
+
+
+def _kept_versions(folder: str, newest: int | None) -> list[manifest.Manifest]:
+    """Return the versions of a dataset that are to stay, the newest first."""
+    index = locate(folder)
+    tagged = {*load_tags(index).values()}
+    versions = enumerate(history(index, manifest.load(index)))
+    return [
+        one for age, one in versions if newest is None or age < newest or one.version_id in tagged
+    ]
 
 
 def _unpacked(folder: str, keep_s: float) -> Iterator[_Unnamed]:
@@ -120,16 +142,16 @@ def _clean(folder: str, found: Iterable[_Unnamed], done: Cleaned) -> None:
         local.sync_directory(folder)
 
 
-def _unnamed(folder: str, data: bytes | None, keep_s: float) -> Iterator[_Unnamed]:
+def _unnamed(
+    folder: str, data: bytes | None, keep_s: float, keep_versions: int | None
+) -> Iterator[_Unnamed]:
     """Give the files of ours that nobody needs, and whether they are old enough to go.
 
     data: the bytes of the journal; None: there was none before us.
     """
-    committed = manifest.load(locate(folder))
-    infos = [committed.shard(number) for number in range(committed.shards)]
-    named = {info.name for info in infos}
-    if committed.names is not None:  # shards of another format: the files of ours are their indexes
-        named |= {sidecar_name(info.number, info.index_checksum) for info in infos}
+    kept = _kept_versions(folder, keep_versions)
+    named = {name for one in kept for name in files_of(one)}
+    named |= {kept_name(one.version_id) for one in kept[1:]}
     # A packing that was interrupted can be resumed. A Writer that died cannot, and one that was
     # committed, and killed before it had cleaned up, need not; nor one without a shard.
     resumable = (
@@ -150,7 +172,7 @@ def _unnamed(folder: str, data: bytes | None, keep_s: float) -> Iterator[_Unname
             needed = owner is None or new
         elif name == JOURNAL:
             needed = resumable or data is None
-        elif is_sidecar(folder, name):
+        elif is_sidecar(folder, name) or is_excluded(folder, name) or is_kept(folder, name):
             needed = name in named
         else:
             ours = journal.is_ours(folder, name) or journal.is_rejected_part(folder, name)

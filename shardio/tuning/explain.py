@@ -117,7 +117,7 @@ def explain(
     }
     reader, stream = open_dataset("explain", dataset, storage, given | {"order": order})
     asked = RequestedOptions(**given, **vars(check_group("order", order, Order)))
-    own: dict[str, Any] = {}
+    own: dict[str, Any] = {"shard_records": reader.counts, "selection": reader.remaining}
     if stream is None:
         options = asked.resolve(reader.mean_bytes, records=reader.records)
     else:

@@ -110,17 +110,18 @@ def tune(
     if size is None:
         place = "" if stream is None else " to the dataset"
         raise OptionError(f"tune: give batch_size{place}; the answer is for batches")
-    counts, labels = reader.manifest.shard_records, labels_of(reader)
+    counts, labels = reader.counts, labels_of(reader)
     path = os.fspath(dataset) if isinstance(dataset, (str, os.PathLike)) else None
     options: dict[str, Any] = {} if nodes is None else {"nodes": nodes}
     if stream is not None:
         counts, options = stream.counts, {"seed": stream.seed}
         if stream.shuffle:
             options |= {"spans": stream.options.spans, "nodes": stream.options.nodes}
-        if stream.selection is None:
+        if not stream.is_subset:
             path = stream.path
-        elif labels is not None:
-            labels = labels[stream.selection.numbers]
+        elif labels is not None and stream.selection is not None:
+            numbers, remaining = stream.selection.numbers, reader.remaining
+            labels = labels[numbers if remaining is None else remaining.places(numbers)]
     found = recommend(
         counts,
         labels,

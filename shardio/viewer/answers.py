@@ -11,6 +11,7 @@ from ..dataset.reader import Reader
 from ..order.epoch import Epoch
 from ..order.options import RequestedOptions
 from ..order.partition import Partition
+from ..order.rng import Int64s
 from ..order.subset import All, Selection, Word, conditions, mark_where
 from ..units import unexpected
 from .cache import BackgroundCache
@@ -34,18 +35,22 @@ class Answers:
         Raises OptionError for one that cannot be met, PendingError if it takes longer than wait_s.
         """
         query = self._checked(query)
+        remaining = self._reader.remaining
         if query == Query():
-            return Stored(self._reader.records)
+            return Stored(self._reader.records, remaining)
         if query.order == "training" and not (_chooses(query) or query.sort):
-            partition = self._partition(query, None)
+            partition = self._partition(query, remaining)
             if not partition.epoch.shuffles_all or partition.epoch.records <= _QUICK:
-                return Training(partition, self._reader.starts, None)
+                return Training(partition, self._starts(remaining), remaining)
         return self._cache.make(query, lambda: self._make(query), wait_s)
 
     def chosen(self, query: Query, wait_s: float | None) -> Selection | None:
-        """Return the records that `where` and `label` choose; None: all. Raises as `rows`."""
+        """Return the records that `where` and `label` choose; None: all. Raises as `rows`.
+
+        Records that were dropped are none.
+        """
         if not _chooses(query):
-            return None
+            return self._reader.remaining
         return self._cache.make(_choice(query), lambda: self._choose(query), wait_s)
 
     def _checked(self, query: Query) -> Query:
@@ -64,21 +69,19 @@ class Answers:
 
     def _make(self, query: Query) -> Rows:
         """Make the rows of a query, in the background."""
-        chosen = self._choose(query) if _chooses(query) else None
-        numbers = None if chosen is None else chosen.numbers
+        chosen = self._choose(query) if _chooses(query) else self._reader.remaining
         values = None if query.sort is None else self._columns(query.sort)
         if query.order == "training":
             partition = self._partition(query, chosen)
             epoch = partition.epoch
             if epoch.records:
                 epoch.locate(np.zeros(1, np.int64))  # makes the permutation, where there is one
-            starts = self._reader.starts if chosen is None else chosen.starts
-            rows: Rows = Training(partition, starts, chosen, values, query.descending)
+            rows: Rows = Training(partition, self._starts(chosen), chosen, values, query.descending)
         elif values is not None:
-            rows = Sorted(values, numbers, query.descending)
+            rows = Sorted(values, None if chosen is None else chosen.numbers, query.descending)
         else:
-            assert numbers is not None
-            rows = Stored(len(numbers), numbers)
+            assert chosen is not None
+            rows = Stored(len(chosen), chosen)
         return self._cache.put(query, rows, rows.bytes)
 
     def _choose(self, query: Query) -> Selection:
@@ -94,9 +97,15 @@ class Answers:
         reader = self._reader
         for name in wanted:
             self._columns.check(name)
-        marks = mark_where(wanted, self._columns, reader.records, reader.manifest.classes)
+        marks = mark_where(wanted, self._columns, reader.stored_records, reader.manifest.classes)
+        if reader.remaining is not None:
+            marks[reader.remaining.excluded] = False
         numbers = np.flatnonzero(marks)
         return self._cache.put(key, Selection(numbers, reader.starts), numbers.nbytes)
+
+    def _starts(self, chosen: Selection | None) -> Int64s:
+        """Return the first record of each shard; of a selection, its place there."""
+        return self._reader.starts if chosen is None else chosen.starts
 
     def _partition(self, query: Query, chosen: Selection | None) -> Partition:
         """Return the part of a rank in an epoch. Raises OptionError."""

@@ -46,7 +46,7 @@ class Checks:
 
     def check(self, start: int, budget_s: float, pixels: bool) -> Checked:
         """Read records from a number on for so many seconds; pixels: also decode their images."""
-        end, total = time.monotonic() + budget_s, self._reader.records
+        end, total = time.monotonic() + budget_s, self._reader.stored_records
         at, damaged = min(max(0, start), total), list[Damaged]()
         while at < total:
             shard, record = self._reader.locate(at)
@@ -56,7 +56,8 @@ class Checks:
             at += stop - record
             if time.monotonic() > end:
                 break
-        return Checked(start, at if at < total else None, total, tuple(damaged))
+        own = (one for one in damaged if self._reader.place(one.number) is not None)
+        return Checked(start, at if at < total else None, total, tuple(own))
 
     def _differing(self, at: int, start: int, stop: int, pixels: bool) -> Iterator[Damaged]:
         """Yield the damaged ones of records [start, stop) of a shard."""

@@ -51,7 +51,9 @@ class Columns:
         return name
 
     def __call__(self, name: str) -> Column:
-        """Return a column, (records,), masked where it has no value; reads the index if it must.
+        """Return a column, masked where it has no value; reads the index if it must.
+
+        Its entries are by number: those of records that were dropped are there, too.
 
         Call it in the background. Raises OptionError; StorageError by URL.
         """
@@ -64,17 +66,17 @@ class Columns:
 
     def _walk(self, wanted: str) -> Column:
         """Read all columns that there is room for, the wanted one for sure."""
-        reader = self._reader
+        reader, count = self._reader, self._reader.stored_records
         names = [wanted]
-        if wanted != HASHES and 8 * reader.records * (len(self._kinds) + 1) <= self._limit:
+        if wanted != HASHES and 8 * count * (len(self._kinds) + 1) <= self._limit:
             names = [SIZES, *self._kinds]
-        elif 8 * reader.records > self._limit:
+        elif 8 * count > self._limit:
             raise OptionError(
-                f"a column of {reader.records:,} records takes up to "
-                f"{show_size(8 * reader.records)}, and the view may keep {show_size(self._limit)}: "
+                f"a column of {count:,} records takes up to "
+                f"{show_size(8 * count)}, and the view may keep {show_size(self._limit)}: "
                 "allow more memory"
             )
-        gathered = {name: _Gathered(reader.records) for name in names}
+        gathered = {name: _Gathered(count) for name in names}
         for number in range(reader.manifest.shards):
             self._cache.tell(number, reader.manifest.shards)
             reader.will_open(range(number + 1, min(number + 1 + _AHEAD, reader.manifest.shards)))

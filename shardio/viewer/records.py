@@ -163,6 +163,8 @@ class Records:
         return pictures.crop(self._image_bytes(number, None), number, epoch, seed, transform)
 
     def _checked(self, number: int) -> int:
-        if not 0 <= number < self._reader.records:
-            raise IndexError(f"record {number} of {self._reader.records:,}")
+        if not 0 <= number < self._reader.stored_records:
+            raise IndexError(f"record {number} of {self._reader.stored_records:,}")
+        if self._reader.place(number) is None:
+            raise IndexError(f"record {number} was dropped")
         return number

@@ -28,7 +28,7 @@ class Stored:
     """All records, or chosen ones, by number."""
 
     total: int
-    chosen: Int64s | None = None  # (total,) ascending
+    chosen: Selection | None = None
 
     @property
     def bytes(self) -> int:
@@ -37,7 +37,7 @@ class Stored:
 
     def numbers(self, start: int, stop: int) -> Int64s:
         """Return the numbers at positions [start, stop)."""
-        return np.arange(start, stop) if self.chosen is None else self.chosen[start:stop]
+        return np.arange(start, stop) if self.chosen is None else self.chosen.at(slice(start, stop))
 
 
 class Sorted:
@@ -143,7 +143,7 @@ class Training:
     def bytes(self) -> int:
         """Return the bytes that it holds."""
         values = 0 if self.values is None else column_bytes(self.values)
-        chosen = 0 if self.selection is None else self.selection.numbers.nbytes
+        chosen = 0 if self.selection is None else self.selection.nbytes
         return epoch_bytes(self.partition.epoch) + values + chosen
 
     def step(self, number: int) -> tuple[Int64s, int]:
@@ -154,7 +154,7 @@ class Training:
         virtual = np.concatenate([*own, batch.repeats])
         shards, records = epoch.locate(virtual)
         places = self.starts[shards] + records
-        numbers = places if self.selection is None else self.selection.numbers[places]
+        numbers = places if self.selection is None else self.selection.at(places)
         return numbers, len(places) - len(batch.repeats)
 
     def rows(self, start: int, stop: int) -> tuple[Int64s, Int64s, Int64s, Column]:

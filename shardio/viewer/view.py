@@ -274,6 +274,8 @@ class View(Records):
         for number in np.flatnonzero(hashes == key_hash(wanted)).tolist():
             at, record = self._reader.locate(number)
             try:
+                if self._reader.place(number) is None:
+                    continue
                 if self._reader.shard(at).key(record) == wanted:
                     return int(number)
             except ShardioError:

@@ -65,6 +65,10 @@ def test_no_command_imports_torch(name: str, source: Path, out: Path, tmp_path: 
         "view": [out, "--port", "70000"],  # which is none
         "bench": [out, "--workers", "0"],  # which fails soon: these files are no images
         "cache": ["ls", out],
+        "drop": [out, "--where", "label=class0"],
+        "diff": [out, "0123"],  # which is no version
+        "tag": [out, "paper"],
+        "restore": [out, "0123"],
         "completion": ["bash"],
     }.get(name, [out])
     found = imported(name, *arguments)
@@ -207,6 +211,10 @@ def test_what_is_not_packed_is_said(name: str, tmp_path: Path, run: Run) -> None
         "copy": [tmp_path / "copy"],
         "cat": ["0"],
         "tune": ["--batch-size", "4"],
+        "drop": ["--where", "label=class0"],
+        "diff": ["v1"],
+        "tag": ["v1"],
+        "restore": ["v1"],
     }.get(name, [])
     for place in (tmp_path, tmp_path / "missing"):
         done = run(name, place, *more)

@@ -131,6 +131,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [f"{path},{os.path.dirname(path)}" for path in tree]
     (folder / "list.csv").write_text("\n".join(["path,label", *lines]))
     shardio("pack", folder / "photos", folder / "packed", "--jobs", "1")
+    shardio("tag", folder / "packed", "v1")
+    (folder / "opted-out.txt").write_text("cat/1.jpg\ndog/2.jpg\n")
     shardio("pack", folder / "photos", folder / "parts", "--part", "1/1", "--jobs", "1")
     shardio("export", folder / "packed", folder / "exported", "--format", "webdataset")
     return folder

@@ -27,7 +27,7 @@ from shardio.dataset.fetch import Fetch
 from shardio.order import rng
 from shardio.order.epoch import Epoch
 from shardio.order.partition import Partition
-from shardio.order.subset import Selection, class_index, describe_conditions
+from shardio.order.subset import Remaining, Selection, class_index, describe_conditions
 
 Packed = Callable[..., Path]
 pytestmark = [
@@ -119,11 +119,14 @@ some_numbers = st.one_of(
     consumers=st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 3), (3, 2)]),
     tail=st.sampled_from(["pad", "drop", "exact"]),
     seed=st.integers(0, 5),
+    by_excluded=st.booleans(),
 )
 def test_every_way_gives_exactly_the_chosen_records_in_the_order_of_their_places(
-    folder, name, numbers, spans, unit, units, buffer, consumers, tail, seed
+    folder, name, numbers, spans, unit, units, buffer, consumers, tail, seed, by_excluded
 ):
     selection = Selection(np.array(numbers, np.int64), STARTS)
+    if by_excluded:
+        selection = Remaining(np.setdiff1d(np.arange(N), numbers), STARTS)
     world_size, num_workers = consumers
     if units is None:
         unit, batch_size = 1, None
@@ -168,6 +171,27 @@ def test_every_way_gives_exactly_the_chosen_records_in_the_order_of_their_places
         assert len(numbers) - len(seen) < (batch_size or 1) * world_size
     else:
         assert sorted(seen) == numbers
+
+
+@given(numbers=some_numbers)
+def test_what_remains_is_a_selection_of_all_but_what_is_excluded(numbers):
+    one = Selection(np.array(numbers, np.int64), STARTS)
+    other = Remaining(np.setdiff1d(np.arange(N), numbers), STARTS)
+    assert len(one) == len(other) == len(numbers)
+    assert one.numbers.tolist() == other.numbers.tolist() == numbers
+    assert one.starts.tolist() == other.starts.tolist()
+    assert one.counts.tolist() == other.counts.tolist()
+    assert one.digest == other.digest
+    places = np.arange(len(numbers))[::-2]
+    assert one.at(places).tolist() == other.at(places).tolist()
+    assert one.at(slice(1, 7)).tolist() == other.at(slice(1, 7)).tolist() == numbers[1:7]
+    assert [one.find(n) for n in range(N)] == [other.find(n) for n in range(N)]
+    assert [one.find(n) for n in numbers] == [*range(len(numbers))]
+    # What is left out before the first and behind the last stands between no two.
+    inner = sum(one.gaps().tolist())
+    assert inner == numbers[-1] - numbers[0] + 1 - len(numbers)
+    ends = (numbers[0] > 0) + (numbers[-1] < N - 1)
+    assert sorted(one.gaps().tolist()) == sorted(other.gaps().tolist()) or ends
 
 
 @pytest.mark.parametrize("name", WAYS)

@@ -312,6 +312,7 @@ PAGES = {
             given=some_pixels,
             check=pixels_are_normalised,
         ),
+        Page("docs/growing.md", lambda: packed("packed")),
         Page(
             "docs/meter.md",
             lambda: packed("packed"),

@@ -1,0 +1,121 @@
+"""`drop`, `log`, `diff`, `tag` and `restore`: change a dataset, and know its versions."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ..errors import OptionError, StorageError, printable
+from .command import OUT, STORE, Command, option
+from .output import Output
+
+_DIRECTORY = option("path", "OUT", "the packed directory")
+
+
+def _drop(output: Output, *, keys: str | None = None, **call: Any) -> int:
+    from ..packing.drop import drop
+
+    if keys is not None:
+        call["keys"] = _lines(keys)
+    return output.show(drop(**call))
+
+
+def _lines(name: str) -> list[bytes]:
+    """Return the lines of a file, or of stdin. Raises OptionError, StorageError."""
+    try:
+        if name == "-":
+            data = sys.stdin.buffer.read()
+        else:
+            with open(name, "rb") as file:
+                data = file.read()
+    except OSError as error:
+        raise StorageError(f"--keys {printable(name)}: {error.strerror}") from None
+    found = [line for line in data.replace(b"\r\n", b"\n").split(b"\n") if line]
+    if not found:
+        raise OptionError(f"--keys {printable(name)}: no key is in it; expected one a line")
+    return found
+
+
+def _log(output: Output, **call: Any) -> int:
+    from ..packing.versions import log
+
+    return output.show(log(**call))
+
+
+def _diff(output: Output, **call: Any) -> int:
+    from ..packing.versions import diff
+
+    return output.show(diff(**call))
+
+
+def _tag(output: Output, **call: Any) -> int:
+    from ..packing.versions import tag
+
+    return output.show(tag(**call))
+
+
+def _restore(output: Output, **call: Any) -> int:
+    from ..packing.versions import restore
+
+    return output.show(restore(**call))
+
+
+DROP = Command(
+    "drop",
+    "hide records from every reader, as a new version",
+    _drop,
+    "packing.drop:drop",
+    _DIRECTORY,
+    option("--keys", "FILE", "keys of the records, one a line; -: from stdin"),
+    option("--where", "COND", "conditions on the index: label=cat, score<0.5", action="append"),
+    option("--missing", choices=("error", "ignore")),
+    option("--dry-run"),
+    examples=(
+        "shardio drop packed --keys opted-out.txt",
+        "shardio drop packed --where label=cat --dry-run",
+    ),
+)
+
+LOG = Command(
+    "log",
+    "list the versions of a dataset",
+    _log,
+    "packing.versions:log",
+    OUT,
+    *STORE,
+    examples=("shardio log packed", "shardio log packed --json"),
+)
+
+DIFF = Command(
+    "diff",
+    "compare two versions: keys added, dropped, changed",
+    _diff,
+    "packing.versions:diff",
+    OUT,
+    option("old", "A"),
+    option("new", "B", nargs="?"),
+    *STORE,
+    examples=("shardio diff packed v1", "shardio diff packed v1 v1 --json"),
+)
+
+TAG = Command(
+    "tag",
+    "name a version, so that gc keeps it",
+    _tag,
+    "packing.versions:tag",
+    _DIRECTORY,
+    option("name", "TAG"),
+    option("--version", "ID"),
+    option("--remove"),
+    examples=("shardio tag packed v2", "shardio tag packed paper --version v1"),
+)
+
+RESTORE = Command(
+    "restore",
+    "make a dataset again what an older version was",
+    _restore,
+    "packing.versions:restore",
+    _DIRECTORY,
+    option("version", "VERSION"),
+    examples=("shardio restore packed v1",),
+)

@@ -1,0 +1,176 @@
+"""Drop records from a dataset: a list of their numbers beside the manifest hides them at once.
+
+Shards are not touched, so dropping a few of very many costs one look at the index of each shard,
+and one commit. Nothing of a reader's order, length, columns, exports or pages shows dropped records
+then; an older version still does (versions.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..dataset.decode import Decoder
+from ..dataset.reader import Reader
+from ..dataset.sequence import ShardSequence
+from ..errors import OptionError, printable
+from ..formats import manifest
+from ..formats.index import key_hash
+from ..formats.version import NONE, Numbers
+from ..names import key_bytes, key_text
+from ..order.subset import All, conditions, mark_where
+from ..storage.location import local_path, locate
+from ..units import check_bool, show_count
+from .versions import changing, commit, with_excluded
+
+_SHOWN = 10  # keys that are named
+
+
+@dataclass
+class Dropped:
+    """The result of one call of `drop`; as str, a summary."""
+
+    out: str
+    records: int = 0  # that were dropped
+    remaining: int = 0
+    already: int = 0  # that are to be dropped, and were before
+    missing: list[str] = field(default_factory=list)  # keys that no record has
+    versions: dict[str, str] = field(default_factory=dict)  # the new ones, by split
+    dry_run: bool = False
+
+    def __repr__(self) -> str:
+        return f"<{str(self).splitlines()[0]}>"
+
+    def __str__(self) -> str:
+        verb = "would be dropped" if self.dry_run else "dropped"
+        left = show_count(self.remaining, "record")
+        lines = [
+            f"{printable(self.out, 4096)}: {show_count(self.records, 'record')} {verb}, {left} left"
+        ]
+        if self.already:
+            lines.append(f"{self.already:,} more were dropped before")
+        if self.missing:
+            lines.append(f"no record has {_keys(self.missing)}")
+        lines += [
+            f"version {one}{f' of {printable(split)}' if split else ''}"
+            for split, one in self.versions.items()
+        ]
+        return "\n".join(lines)
+
+
+def drop(
+    path: str | os.PathLike[str],
+    *,
+    keys: Iterable[str | bytes] | None = None,
+    where: Mapping[str, Any] | Iterable[str] | None = None,
+    missing: str = "error",
+    dry_run: bool = False,
+) -> Dropped:
+    """Drop records from a dataset, or from all its splits: they are hidden from every reader.
+
+    path     the directory of the dataset
+    keys     of the records; several records may have one key
+    where    conditions on the index, as ShardDataset has them, or like "label=cat"
+    missing  "error": a key that no record has, in any split, is refused, and nothing is dropped;
+             "ignore": such keys are listed
+    dry_run  say what would be dropped, and change nothing
+
+    Their bytes stay in the shards, and older versions have them. Raises OptionError, BusyError,
+    NotPackedError, DamageError.
+    """
+    check_bool(dry_run=dry_run)
+    if (keys is None) == (where is None):
+        raise OptionError("drop: give keys or where, one of them")
+    if missing not in ("error", "ignore"):
+        raise OptionError(f"missing is {printable(repr(missing))}; expected 'error' or 'ignore'")
+    if isinstance(keys, (str, bytes)):
+        raise OptionError(f"keys is {printable(repr(keys))}: expected several keys, as a list")
+    folder = local_path(path)
+    wanted = None if keys is None else {*map(_key, keys)}
+    chosen = where if isinstance(where, Mapping) or where is None else conditions(where)
+    done = Dropped(folder, dry_run=dry_run)
+    with contextlib.ExitStack() as owners:
+        work, seen = [], set[bytes]()
+        for split, root in manifest.datasets(folder).items():
+            before = manifest.load(locate(root))
+            if not dry_run:
+                before = owners.enter_context(changing(root))
+            reader = Reader(locate(root), before)
+            old = NONE if reader.remaining is None else reader.remaining.excluded
+            if wanted is None:
+                numbers = _numbers_where(reader, chosen or {})
+            else:
+                numbers, found = _numbers_of(reader, wanted)
+                seen |= found
+            fresh = np.setdiff1d(numbers, old)
+            done.already += len(numbers) - len(fresh)
+            done.records += len(fresh)
+            done.remaining += reader.records - len(fresh)
+            work.append((split, root, before, np.union1d(old, fresh), len(fresh)))
+        _check(done, wanted, seen, missing, where)
+        for split, root, before, excluded, count in work:
+            if count and not dry_run:
+                after, files = with_excluded(before, excluded)
+                new = commit(root, before, after, "drop", {"dropped": count}, files)
+                done.versions[split] = new.version_id
+    return done
+
+
+def _check(
+    done: Dropped, wanted: set[bytes] | None, seen: set[bytes], missing: str, where: Any
+) -> None:
+    """Note the keys that no record has. Raises OptionError where nothing may be dropped."""
+    done.missing = [key_text(key) for key in sorted((wanted or set()) - seen)]
+    shown = printable(done.out, 4096)
+    if done.missing and missing == "error":
+        raise OptionError(
+            f"{shown}: no record has {_keys(done.missing)}. Nothing was dropped. Correct them, or "
+            "leave them out with missing='ignore'"
+        )
+    if wanted is None and not done.records:
+        texts = where
+        if isinstance(where, Mapping):
+            texts = {n: one.texts if isinstance(one, All) else one for n, one in where.items()}
+        raise OptionError(f"{shown}: no record meets {printable(repr(texts))}")
+
+
+def _key(key: str | bytes) -> bytes:
+    """Return a key as it is stored. Raises OptionError."""
+    try:
+        return key_bytes(key)
+    except (UnicodeEncodeError, TypeError, AttributeError):
+        raise OptionError(f"keys: {printable(repr(key))} is no key of a record") from None
+
+
+def _keys(keys: list[str]) -> str:
+    more = f", ... ({len(keys):,} keys)" if len(keys) > _SHOWN else ""
+    word = "the key" if len(keys) == 1 else "one of the keys"
+    return f"{word} {', '.join(printable(repr(key)) for key in keys[:_SHOWN])}{more}"
+
+
+def _numbers_where(reader: Reader, chosen: Mapping[str, Any]) -> Numbers:
+    """Return the numbers of the records that meet conditions, of those that are not dropped."""
+    decoder = Decoder(reader.manifest.schema, fields=None, decode=None, transform=None)
+    rows = ShardSequence(reader, decoder, range(reader.records))
+    marks = mark_where(chosen, rows.columns, reader.records, reader.manifest.classes)
+    places: Numbers = np.flatnonzero(marks)
+    return places if reader.remaining is None else reader.remaining.at(places)
+
+
+def _numbers_of(reader: Reader, keys: set[bytes]) -> tuple[Numbers, set[bytes]]:
+    """Return the numbers of the records with these keys, dropped ones too, and the keys found."""
+    hashes = np.array([*map(key_hash, keys)], np.uint32)
+    numbers, found = [], set[bytes]()
+    for place in range(reader.manifest.shards):
+        shard, first = reader.shard(place), int(reader.starts[place])
+        for record in np.flatnonzero(np.isin(shard.key_hashes, hashes)).tolist():
+            key = shard.key(record)
+            if key in keys:
+                found.add(key)
+                numbers.append(first + record)
+    return np.array(numbers, np.int64), found

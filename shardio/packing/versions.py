@@ -1,0 +1,327 @@
+"""Versions of a dataset in a directory: commit a new one, list them, name one, go back to one.
+
+A commit keeps the manifest that is there under its id, then renames the new one into its place.
+Shards are not touched. Killed anywhere, the old version is whole; what was written for a new one is
+removed by `gc`. Who commits owns the directory, as a packer does: another one is told at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from .._version import __version__
+from ..dataset.reader import Reader
+from ..errors import (
+    DamageError,
+    OptionError,
+    StorageError,
+    VersionError,
+    printable,
+    there_are,
+)
+from ..formats import manifest
+from ..formats.foreign.base import sidecar_name
+from ..formats.manifest import GROWN, MANIFEST, Commit, Manifest
+from ..formats.version import (
+    MAGIC,
+    NONE,
+    TAGS,
+    Numbers,
+    check_tag,
+    dump_excluded,
+    dump_tags,
+    has_excluded_name,
+    history,
+    kept_id,
+    kept_name,
+    load_excluded,
+    load_kept,
+    load_tags,
+    load_version,
+)
+from ..names import key_text
+from ..storage.base import path_in
+from ..storage.local import LocalDirectory
+from ..storage.location import local_path, locate
+from ..storage.options import Storage
+from ..units import check_bool, show_count
+from . import output_dir
+
+# --- commit ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def changing(folder: str) -> Iterator[Manifest]:
+    """Own a directory, and give the manifest of the dataset in it, which is to be changed.
+
+    Raises BusyError, NotPackedError, ExistsError where an unfinished packing is here.
+    """
+    manifest.load(locate(folder))  # explains what is here, if it is nothing
+    with output_dir.own_unplanned(folder, secrets.token_bytes(16)).for_one_call():
+        yield manifest.load(locate(folder))
+
+
+def commit(
+    folder: str,
+    before: Manifest,
+    after: Manifest,
+    command: str,
+    changes: Mapping[str, int],
+    files: Mapping[str, bytes],
+) -> Manifest:
+    """Make a version the newest, while the directory is owned. Returns its manifest.
+
+    before   the newest version until then
+    after    shards and dropped records of the new one
+    changes  how many records it added, dropped, brought back; those that are 0 are left out
+    files    those that it names, and are not there yet
+    """
+    place = LocalDirectory(folder)
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    own = {name: count for name, count in changes.items() if count}
+    this = Commit(before.version_id, now, command, own)
+    new = replace(after, version=GROWN, library=__version__, commit=this, digest="")
+    for name, data in files.items():
+        place.write(name, data)
+    # A copy, and no hard link: the file system may have none, and a manifest is small.
+    place.write(kept_name(before.version_id), before.dump())
+    place.write(MANIFEST, new.dump())
+    return new
+
+
+def with_excluded(one: Manifest, numbers: Numbers) -> tuple[Manifest, dict[str, bytes]]:
+    """Return a manifest of which just these records are dropped, and the file that it names."""
+    if not len(numbers):
+        return replace(one, excluded=None), {}
+    side, data = dump_excluded(one.dataset_id, numbers)
+    return replace(one, excluded=side), {side.name: data}
+
+
+def files_of(one: Manifest) -> set[str]:
+    """Return the names of the files of ours that a version consists of, but for its manifest."""
+    infos = map(one.shard, range(one.shards))
+    if one.names is None:
+        named = {info.name for info in infos}
+    else:  # shards of another format: the files of ours are their indexes
+        named = {sidecar_name(info.number, info.index_checksum) for info in infos}
+    return named if one.excluded is None else {*named, one.excluded.name}
+
+
+def is_excluded(folder: str, name: str) -> bool:
+    """Return whether a file is a list of dropped records, by its name and its first bytes."""
+    return has_excluded_name(name) and _begins(folder, name, MAGIC)
+
+
+def is_kept(folder: str, name: str) -> bool:
+    """Return whether a file keeps the manifest of an older version, by its name and its bytes."""
+    index = LocalDirectory(folder)
+    with contextlib.suppress(DamageError, VersionError, FileNotFoundError):
+        return (one := kept_id(name)) is not None and load_kept(index, one) is not None
+    return False
+
+
+def _begins(folder: str, name: str, magic: bytes) -> bool:
+    with (
+        contextlib.suppress(FileNotFoundError, StorageError),
+        contextlib.closing(LocalDirectory(folder).open(name)) as file,
+    ):
+        return file.size >= len(magic) and file.read(0, len(magic)) == magic
+    return False
+
+
+# --- log ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a dataset; as str, a line."""
+
+    id: str
+    time: str | None  # of its commit, in UTC; None: it was packed so
+    command: str  # that made it
+    changes: Mapping[str, int]  # how many records it added, dropped, brought back
+    records: int
+    tags: tuple[str, ...] = ()
+    split: str = ""  # "": the dataset has no splits
+
+    def __str__(self) -> str:
+        what = ", ".join(f"{count:,} {name}" for name, count in sorted(self.changes.items()))
+        tags = "".join(f"  [{printable(tag)}]" for tag in self.tags)
+        when = f"{self.time or '-':<20}  {printable(self.command):<8}"
+        records = show_count(self.records, "record")
+        return f"{self.id}  {when}  {records}{f' ({what})' if what else ''}{tags}"
+
+
+@dataclass
+class Log:
+    """The versions of a dataset, or of all its splits, the newest first; as str, a line each."""
+
+    versions: list[Version] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines, split = [], ""
+        for one in self.versions:
+            if one.split != split:
+                split = one.split
+                lines.append(f"{printable(split)}:")
+            lines.append(str(one))
+        return "\n".join(lines)
+
+
+def log(path: str | os.PathLike[str], *, storage: Storage | None = None) -> Log:
+    """List the versions of a dataset, or of all its splits, the newest first.
+
+    path     of the dataset, or its URL
+    storage  a shardio.Storage: how an object store is reached
+
+    A version whose manifest was removed ends the list. Raises NotPackedError, DamageError.
+    """
+    found = Log()
+    for split, index in manifest.datasets_in(locate(path, storage)).items():
+        tags = load_tags(index)
+        for one in history(index, manifest.load(index)):
+            found.versions.append(_described(one, tags, split))
+    return found
+
+
+def _described(one: Manifest, tags: Mapping[str, str], split: str = "") -> Version:
+    """Describe a version for people."""
+    own = tuple(sorted(tag for tag, of in tags.items() if of == one.version_id))
+    this = one.commit or Commit(None, "", "pack" if one.names is None else "index", {})
+    named = one.version_id, this.time or None, this.command, dict(this.changes)
+    return Version(*named, one.records, own, split)
+
+
+# --- diff -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Diff:
+    """What differs between two versions, by keys; as str, a line for each key."""
+
+    old: str  # ids of the versions
+    new: str
+    added: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)  # in both, by another record
+
+    def __str__(self) -> str:
+        signs = (("+", self.added), ("-", self.dropped), ("~", self.changed))
+        lines = [f"{sign} {printable(key, 4096)}" for sign, keys in signs for key in keys]
+        counts = (f"{len(keys):,} {name}" for name, keys in self._named())
+        return "\n".join([*lines, f"{self.old} to {self.new}: {', '.join(counts)}"])
+
+    def _named(self) -> Iterator[tuple[str, list[str]]]:
+        yield from (("added", self.added), ("dropped", self.dropped), ("changed", self.changed))
+
+
+def diff(
+    path: str | os.PathLike[str],
+    old: str,
+    new: str | None = None,
+    *,
+    storage: Storage | None = None,
+) -> Diff:
+    """Compare two versions of one dataset: which keys were added, dropped or changed.
+
+    path     of the dataset, or its URL
+    old      a version, by its id or its tag
+    new      another one; default: the newest
+    storage  a shardio.Storage: how an object store is reached
+
+    Only keys of records that differ are read. Raises OptionError, NotPackedError, DamageError.
+    """
+    index = locate(path, storage)
+    before, after = load_version(index, old), load_version(index, new)
+    readers = Reader(index, before), Reader(index, after)
+    gone, come = _keys_of_one(*readers), _keys_of_one(*reversed(readers))
+    both = gone & come
+    lists = ([*map(key_text, sorted(keys))] for keys in (come - both, gone - both, both))
+    return Diff(before.version_id, after.version_id, *lists)
+
+
+def _keys_of_one(one: Reader, other: Reader) -> set[bytes]:
+    """Return the keys of the records that only the first of two versions has."""
+    keys = set[bytes]()
+    excluded = [NONE if of.remaining is None else of.remaining.excluded for of in (one, other)]
+    for shard in range(one.manifest.shards):
+        start, stop = one.starts[shard : shard + 2].tolist()
+        there = shard < other.manifest.shards and _same(one.manifest, other.manifest, shard)
+        numbers = np.arange(start, stop)
+        if there:
+            numbers = excluded[1][slice(*np.searchsorted(excluded[1], [start, stop]))]
+        for number in np.setdiff1d(numbers, excluded[0]).tolist():
+            keys.add(one.shard(shard).key(number - start))
+    return keys
+
+
+def _same(one: Manifest, other: Manifest, shard: int) -> bool:
+    """Return whether the shard of this number is the same file in two versions."""
+    return bool(np.array_equal(one.shard_sha256[shard], other.shard_sha256[shard]))
+
+
+# --- tag and restore ------------------------------------------------------------------------------
+
+
+def tag(
+    path: str | os.PathLike[str], name: str, *, version: str | None = None, remove: bool = False
+) -> Version:
+    """Name a version of a dataset, so that it is found by this name, and that `gc` keeps it.
+
+    path     the directory of one dataset
+    name     up to 100 characters, without /; a name that another version has is moved
+    version  by its id or another tag; default: the newest
+    remove   take the name away instead
+
+    Returns the version that has the name, or had it. Raises OptionError, BusyError,
+    NotPackedError.
+    """
+    check_bool(remove=remove)
+    folder, name = local_path(path), check_tag(name)
+    with changing(folder):
+        place = LocalDirectory(folder)
+        tags = load_tags(place)
+        if remove and name not in tags:
+            known = there_are(tags, name) if tags else "there are none"
+            raise OptionError(f"tag {printable(name)!r}: no version is called so; {known}")
+        one = load_version(place, name if remove else version)
+        tags.pop(name, None)
+        if not remove:
+            tags[name] = one.version_id
+        place.write(TAGS, dump_tags(tags))
+        return _described(one, tags)
+
+
+def restore(path: str | os.PathLike[str], version: str) -> Version:
+    """Make the newest version what an older one was, by a new commit.
+
+    path     the directory of one dataset
+    version  the older one, by its id or its tag
+
+    Raises OptionError where the files of that version are gone, BusyError, NotPackedError.
+    """
+    folder = local_path(path)
+    with changing(folder) as newest:
+        place = LocalDirectory(folder)
+        old = load_version(place, version)
+        missing = [name for name in sorted(files_of(old)) if not place.exists(name)]
+        if missing:
+            raise OptionError(
+                f"{path_in(place, missing[0])}: version {old.version_id} needs this file, and it "
+                "was removed"
+            )
+        ids = [load_excluded(place, one) for one in (newest, old)]
+        changes = {
+            "added": max(0, old.stored_records - newest.stored_records),
+            "removed": max(0, newest.stored_records - old.stored_records),
+            "dropped": len(np.setdiff1d(ids[1], ids[0])),
+            "brought back": len(np.setdiff1d(ids[0], ids[1])),
+        }
+        return _described(commit(folder, newest, old, "restore", changes, {}), load_tags(place))
