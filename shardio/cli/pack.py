@@ -110,6 +110,19 @@ def _show(
     return FAILED if dry and not skips else SKIPPED
 
 
+def _append(output: Output, **call: Any) -> int:
+    from ..packing.append import append
+
+    _group(call)
+    for group in ("images", "plan"):  # which are as the dataset was packed
+        del call[group]
+    with output.progress("listing", "appending", "committing") as progress:
+        done = append(**call, progress=progress, announce=output.announce)
+    rejected = [{"key": key, "reason": why} for key, why in done.rejected]
+    output.show(done, facts=vars(done) | {"rejected": rejected})
+    return SKIPPED if done.rejected else DONE
+
+
 def _gc(output: Output, **call: Any) -> int:
     from ..packing.gc import gc
 
@@ -143,11 +156,7 @@ _DESCRIBED = (
 _SOURCE = option(
     "source", "SRC", "a folder of images, a listing, a dataset, or the URL of one of these"
 )
-_PLANNED = (  # options that a plan follows from
-    option("--shard-size", "SIZE"),
-    option("--max-records", "N"),
-    option("--shuffle", action=BooleanOptionalAction),
-    option("--seed", "N", "of that shuffle (default 0)"),
+_READ = (  # options that say how a source is read
     option(
         "--from",
         "KIND",
@@ -174,8 +183,20 @@ _PLANNED = (  # options that a plan follows from
     option("--boxes", "DIR"),
     option("--first-label", "N"),
     option("--layout", "NAME=BYTES,..."),
-    option("--splits", action=BooleanOptionalAction),
     option("--ignore", action=BooleanOptionalAction),
+)
+_ON_ERROR = option(
+    "--on-error",
+    text="files that cannot be packed: fail and list them (default), or leave them out",
+    choices=("raise", "skip"),
+)
+_PLANNED = (  # options that a plan follows from
+    option("--shard-size", "SIZE"),
+    option("--max-records", "N"),
+    option("--shuffle", action=BooleanOptionalAction),
+    option("--seed", "N", "of that shuffle (default 0)"),
+    *_READ,
+    option("--splits", action=BooleanOptionalAction),
     option("--classes", "OTHER"),
     option("--resize", "N"),
     option("--quality", "Q"),
@@ -210,11 +231,7 @@ PACK = Command(
         "Kubernetes gives this process",
     ),
     *PARTS[1:],
-    option(
-        "--on-error",
-        text="files that cannot be packed: fail and list them (default), or leave them out",
-        choices=("raise", "skip"),
-    ),
+    _ON_ERROR,
     option("--dry-run", text="say what would be done and touch nothing"),
     option("--work-dir", "DIR"),
     TARGET,
@@ -265,6 +282,33 @@ COMMIT = Command(
     JOBS,
     OVERWRITE,
     examples=("shardio commit packed", "shardio commit packed --wait --parts 8"),
+    forks=True,
+)
+
+APPEND = Command(
+    "append",
+    "add what is new in a source to a packed dataset",
+    _append,
+    "packing.append:append packing.options:SourceOptions",
+    _SOURCE,
+    option("out", "OUT", "the packed directory"),
+    *_READ,
+    option(
+        "--on-duplicate",
+        text="of a key that is there: nothing is appended (default), the record that is there "
+        "stays, or the new one takes its place",
+        choices=("error", "skip", "replace"),
+    ),
+    *STORE,
+    JOBS,
+    _ON_ERROR,
+    option("--restart"),
+    option("--dry-run", text="say what would be done and touch nothing"),
+    examples=(
+        "shardio append new-photos packed",
+        "shardio append photos packed --on-duplicate skip",
+    ),
+    resume_hint=lambda options: "" if options.get("dry_run") else RESUME_HINT,
     forks=True,
 )
 

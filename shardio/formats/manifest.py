@@ -18,7 +18,7 @@ import os
 import re
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -194,15 +194,35 @@ class Manifest:
 
 def make(shards: Sequence[ShardInfo], library: str = __version__, **values: Any) -> Manifest:
     """Build a manifest of these shards, in the order of their numbers."""
+    return Manifest(library=library, **_columns(shards), **values)
+
+
+def extended(
+    one: Manifest,
+    shards: Sequence[ShardInfo],
+    blob_bytes: int,
+    classes: tuple[str, ...] | None,
+) -> Manifest:
+    """Build a manifest with these shards behind those of another one.
+
+    blob_bytes: of the new shards; classes: of all
+    """
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(one, name), column])
+        for name, column in _columns(shards).items()
+    }
+    blobs = one.blob_bytes + blob_bytes
+    return replace(one, **joined, blob_bytes=blobs, classes=classes, digest="")
+
+
+def _columns(shards: Sequence[ShardInfo]) -> dict[str, Any]:
     digests = b"".join(shard.sha256 for shard in shards)
-    return Manifest(
-        library=library,
-        shard_records=np.array([shard.records for shard in shards], np.int64),
-        shard_sizes=np.array([shard.size for shard in shards], np.int64),
-        shard_sha256=np.frombuffer(digests, np.uint8).reshape(-1, 32),
-        shard_index=np.array([shard.index_checksum for shard in shards], np.uint64),
-        **values,
-    )
+    return {
+        "shard_records": np.array([shard.records for shard in shards], np.int64),
+        "shard_sizes": np.array([shard.size for shard in shards], np.int64),
+        "shard_sha256": np.frombuffer(digests, np.uint8).reshape(-1, 32),
+        "shard_index": np.array([shard.index_checksum for shard in shards], np.uint64),
+    }
 
 
 def shard_name(number: int, sha256: bytes, format: str = "record") -> str:

@@ -33,6 +33,7 @@ Its files:
     receipt        which files an export wrote
     copy           a dataset to another disk or store
     versions       commits after packing: log, diff, tags, and back to an older one
+    append         new shards behind those that are there
     drop           records that are hidden
     gc             what no manifest names goes
 """

@@ -66,7 +66,7 @@ def _build_anew(work: Work, number: int, add: Callable[[int], None]) -> Built:
     keys, listed, _, places, source = plan.rows(number)
     assert source is not None
     sizes = listed.tolist()
-    naming = Schema(plan.fields), plan.dataset_id, number, options.format
+    naming = Schema(plan.fields), plan.dataset_id, plan.first + number, options.format
     shard = ShardWriter(work.directory, work.token, *naming)
     problems: list[Problem] = []
     reencoded = Reencoded()
@@ -120,7 +120,8 @@ def _keep_finished(work: Work, number: int, name: str) -> Built | None:
         with contextlib.closing(here.open(name)) as file:
             note = read_built(work.directory, name, plan.dataset_id) if work.quick else None
             digest = note.info.sha256 if note and note.info else file.sha256()
-            if manifest.shard_name(number, digest, plan.options.format) != name:
+            stored = plan.first + number
+            if manifest.shard_name(stored, digest, plan.options.format) != name:
                 return None
             shard = open_own(file, name, plan.dataset_id)
             # Left out are only files that a part was told to skip; building anew finds out why.
@@ -129,9 +130,9 @@ def _keep_finished(work: Work, number: int, name: str) -> Built | None:
                 left_out = journal.load_rejected(here, journal.part_list(name)) or []
             expected = plan.records_of(number) - len(left_out)
             found = (shard.schema.fields, shard.number, shard.records)
-            if found != (plan.fields, number, expected):
+            if found != (plan.fields, stored, expected):
                 return None
-            info = ShardInfo(name, number, shard.records, file.size, digest, shard.index_checksum)
+            info = ShardInfo(name, stored, shard.records, file.size, digest, shard.index_checksum)
             reencoded = Reencoded() if note is None else note.reencoded
             # Without a note, nobody knows any more why other images are no tiles.
             if note is None and plan.options.jpeg_tiles:

@@ -105,7 +105,7 @@ def drop(
             if wanted is None:
                 numbers = _numbers_where(reader, chosen or {})
             else:
-                numbers, found = _numbers_of(reader, wanted)
+                numbers, found = find_keys(reader, wanted)
                 seen |= found
             fresh = np.setdiff1d(numbers, old)
             done.already += len(numbers) - len(fresh)
@@ -162,13 +162,20 @@ def _numbers_where(reader: Reader, chosen: Mapping[str, Any]) -> Numbers:
     return places if reader.remaining is None else reader.remaining.at(places)
 
 
-def _numbers_of(reader: Reader, keys: set[bytes]) -> tuple[Numbers, set[bytes]]:
-    """Return the numbers of the records with these keys, dropped ones too, and the keys found."""
+def find_keys(
+    reader: Reader, keys: set[bytes], *, dropped: bool = True
+) -> tuple[Numbers, set[bytes]]:
+    """Return the numbers of the records with these keys, and the keys that were found.
+
+    dropped: also of records that were dropped
+    """
     hashes = np.array([*map(key_hash, keys)], np.uint32)
     numbers, found = [], set[bytes]()
     for place in range(reader.manifest.shards):
         shard, first = reader.shard(place), int(reader.starts[place])
         for record in np.flatnonzero(np.isin(shard.key_hashes, hashes)).tolist():
+            if not dropped and reader.place(first + record) is None:
+                continue
             key = shard.key(record)
             if key in keys:
                 found.add(key)

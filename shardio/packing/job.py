@@ -68,8 +68,7 @@ class Job:
     From `build` on, or from the beginning, the directory is owned by `owner` until `commit`, so
     that several splits are committed together. place: where the dataset will be: the directory, or
     in an object store; then shards are built in the directory, and uploaded. request: for the
-    source, where shards are built. reopen: opens the source where the plan was made ahead, and lies
-    in the directory.
+    source, where shards are built. reopen: opens the source where the plan lies in the directory.
     """
 
     def __init__(
@@ -84,14 +83,14 @@ class Job:
     ) -> None:
         Schema(plan.fields)  # too many, or what cannot be one: refused before all is locked
         self.plan, self.place, self.directory, self.run = plan, place, directory, run
-        self._owner, self._request, self._reopen = owner, request, reopen
+        self.owner, self._request, self._reopen = owner, request, reopen
         self._token = local.token()
         self._restart = run.plan.restart
         self._resumed: Plan | None = None  # the plan in the journal that we go on under
         self._shards = run.plan.shards_of(plan.shards)
         self.result = Packed.begun(plan, self.place.url, self._shards, run.skip)
-        self._built: list[Built] = []
-        self._problems: list[Problem] = []
+        self.built: list[Built] = []
+        self.problems: list[Problem] = []
         self._started = time.monotonic()
         # Whether nothing of ours is here, so that a list of rejected keys is none of ours either.
         self._empty = not self.place.exists(manifest.MANIFEST) and not os.path.lexists(
@@ -147,7 +146,7 @@ class Job:
         owner = self._own(None if self.run.is_whole else self._shards)
         if owner is None:
             return self._leave()
-        self._owner = owners.enter_context(owner)
+        self.owner = owners.enter_context(owner)
         self.result.already = False  # whatever `check` saw
         problems: Sequence[Problem] = self.plan.problems
         if self.run.is_whole and owner.joined:
@@ -177,9 +176,9 @@ class Job:
 
         Raises ExistsError, SourceError.
         """
-        assert self._owner is not None
+        assert self.owner is not None
         self.result.checked = True
-        if journal.is_committed(self.directory, self._owner.journal()):  # and not cleaned up
+        if journal.is_committed(self.directory, self.owner.journal()):  # and not cleaned up
             self.result.already = True
             self._show_committed()
             return None
@@ -193,7 +192,7 @@ class Job:
             raise unpackable(self.plan.problems, self.directory, "the parts")
         ahead = self.plan.ahead is not None
         self._build_shards(self.plan.problems if ahead else problems or [], report)
-        missing = [number for number, one in enumerate(self._built) if one.info is None]
+        missing = [number for number, one in enumerate(self.built) if one.info is None]
         if not missing:
             return None
         shown = show_missing(missing, self.plan.shards, self.run.parts)
@@ -203,8 +202,8 @@ class Job:
         self, problems: Sequence[Problem], report: process_pool.Report
     ) -> Sequence[Problem]:
         """Build the shards, or check them; return all problems where nothing may be left out."""
-        assert self._owner is not None
-        self.result.unlocked = not self._owner.is_locked
+        assert self.owner is not None
+        self.result.unlocked = not self.owner.is_locked
         work = Work(
             self.plan,
             self.directory,
@@ -222,7 +221,7 @@ class Job:
                 build, tasks = _tasks(work, self._shards, self.place, self.run, self._request)
                 pool = functools.partial(process_pool.run, build, tasks, executor=self.run.executor)
                 for one in pool(jobs=self.run.jobs, report=report, seen=keep):
-                    self._built.append(one)
+                    self.built.append(one)
                     self.result.kept += one.reused
                     self.result.built += one.info is not None and not one.reused
                     self.result.add(one.reencoded)
@@ -231,11 +230,11 @@ class Job:
         except BaseException:
             journal.remove_temporaries(self.directory, self._token)  # of workers that were killed
             raise
-        problems = [*problems, *(entry for one in self._built for entry in one.problems)]
+        problems = [*problems, *(entry for one in self.built for entry in one.problems)]
         if problems and not self.run.skip:
             return problems
-        self._problems = sorted(problems)
-        self.result.rejected = _shown(self._problems)
+        self.problems = sorted(problems)
+        self.result.rejected = _shown(self.problems)
         self.result.seconds = time.monotonic() - self._started
         return []
 
@@ -243,7 +242,8 @@ class Job:
         """Return the files that may be shards of this packing, by number."""
         found: dict[int, list[str]] = {}
         for name in sorted(journal.new_shards(self.directory, self.plan.before)):
-            found.setdefault(journal.shard_number(name) or 0, []).append(name)
+            number = (journal.shard_number(name) or 0) - self.plan.first
+            found.setdefault(number, []).append(name)
         return found
 
     def _uploads(self) -> contextlib.AbstractContextManager[Uploads | None]:
@@ -307,17 +307,17 @@ class Job:
 
     def commit(self) -> None:
         """Put the manifest into place: before it nothing was packed, after it all was."""
-        if self._owner is None:  # it was packed before
+        if self.owner is None:  # it was packed before
             return
         if not self.result.already:
             self._write_manifest()
-        self._owner.clean(keep=self.plan.ahead is not None and self.result.checked)
+        self.owner.clean(keep=self.plan.ahead is not None and self.result.checked)
 
     def _write_manifest(self) -> None:
         options = self.plan.options.record()
         if self.result.tiles is not None:  # known only now: no part of the plan, nor of the id
             options["tiles"] = self.result.tiles
-        infos = [one.info for one in self._built if one.info is not None]
+        infos = [one.info for one in self.built if one.info is not None]
         written = manifest.make(
             infos,
             dataset_id=self.plan.dataset_id,
@@ -325,13 +325,13 @@ class Job:
             schema=Schema(self.plan.fields),
             classes=self.plan.classes,
             options=options,
-            blob_bytes=sum(one.blob_bytes for one in self._built),
+            blob_bytes=sum(one.blob_bytes for one in self.built),
         )
         if self.place.remote and self._is_packed():
             self._empty = False  # another packer was faster: a store has no locks
-        if self._problems:
+        if self.problems:
             journal.refuse_rejected(self.place, self._empty)
-            journal.write_rejected(self.place, self._problems)
+            journal.write_rejected(self.place, self.problems)
         elif not self._empty:
             journal.remove_rejected(self.place)  # of the dataset that is replaced
         if self.run.executor is not None:

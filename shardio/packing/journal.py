@@ -81,6 +81,7 @@ _KINDS: dict[str, Any] = {
     "ignored": int,
     "problems": int,
     "ahead": dict | None,
+    "first": int,
 }
 # What is raised by reading values that are not those that were written.
 _UNFIT = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
@@ -101,7 +102,7 @@ def dump(plan: Plan) -> Iterator[bytes]:
         ends.append(ends[-1] + len(piece))
         checksums.append(_checksum(piece))
         yield piece
-    names = ("ignored", "notes", "shard_bytes", "dataset_id", "changes", "before", "ahead")
+    names = ("ignored", "notes", "shard_bytes", "dataset_id", "changes", "before", "ahead", "first")
     header: Plain = {name: getattr(plan, name) for name in (*names, "bounds")}
     header |= {"problems": len(plan.problems), "ends": np.array(ends), "checksums": checksums}
     end = pack_columns(header)
@@ -297,6 +298,7 @@ def _check(header: Plain) -> None:
         raise ValueError("it says different numbers of shards")
     if (
         not 0 <= header["problems"] < 1 << 62
+        or not 0 <= header["first"] <= manifest.MAX_SHARDS
         or bounds[0] != 0
         or np.any(np.diff(bounds) < 1)
         or np.any(np.diff(ends) < 1)

@@ -114,13 +114,13 @@ def pack(
     place = locate_target(out, to, source, call.storage)
     folder, unpacks = _working_directories(place, work_dir, run)
     unpacks_in = None if dry_run else unpacks
-    request = _request(source, call.read, splits, run.jobs, progress, unpacks_in, announce)
+    request = make_request(source, call.read, splits, run.jobs, progress, unpacks_in, announce)
     work = []
     if isinstance(place, LocalDirectory) and not chosen.restart:
         work = _from_plans(call, request, run, place)
     if not work:
-        with _without_leftovers(request, run):
-            request = _detected(request, place, work_dir, executor)
+        with without_leftovers(request, run):
+            request = with_kind(request, place, work_dir, executor)
             work = _from_listing(call, request, run, place, folder)
     local.refuse_if_full(folder, sum(map(least_bytes, work)))
     show_pixels(work, announce)
@@ -129,10 +129,10 @@ def pack(
     report = Report(progress, sum(job.result.source_bytes for job in work))
     remote = place.remote or request.location.remote
     remote = remote or (request.root is not None and locate(request.root).remote)
-    with _resumable(remote), contextlib.ExitStack() as owners:
+    with resumable(remote), contextlib.ExitStack() as owners:
         if executor is not None and not all(job.result.already for job in work):
             owners.enter_context(executor.connected(run.jobs))  # once for all splits
-        _build_all(request, work, owners, report)
+        build_all(request, work, owners, report)
         if run.is_whole:
             _commit(place, work, work[0].plan.options.splits)
         if run.is_whole or all(job.result.already for job in work):
@@ -176,8 +176,8 @@ def plan(
     place = locate_target(out, None, source, call.storage)
     if not isinstance(place, LocalDirectory):
         raise OptionError(_no_parts_in(place))
-    request = _request(source, call.read, splits, None, progress, place.url, announce)
-    request = _detected(request, place, None, None)
+    request = make_request(source, call.read, splits, None, progress, place.url, announce)
+    request = with_kind(request, place, None, None)
     sources.check_pieces(request)
     run = Run(1, overwrite, call.plan)
     work = _from_listing(call, request, run, place, place.url, ahead=True)
@@ -228,7 +228,7 @@ def _commit_parts(out: str, run: Run, progress: Progress | None) -> list[Packed]
     """Check what parts built in a directory, and commit it."""
     splits = output_dir.begun_splits(out)
     work = []
-    with _resumable(), contextlib.ExitStack() as owners:
+    with resumable(), contextlib.ExitStack() as owners:
         for name in splits or [""]:
             folder = manifest.split_folder(out, name)
             try:
@@ -258,7 +258,7 @@ def _commit_parts(out: str, run: Run, progress: Progress | None) -> list[Packed]
 # --- from what is asked for to the commit ---------------------------------------------------------
 
 
-def _request(
+def make_request(
     source: PathLike,
     read: SourceOptions,
     splits: bool | None,
@@ -314,7 +314,7 @@ def _working_directories(place: Target, given: PathLike | None, run: Run) -> tup
 
 
 @contextlib.contextmanager
-def _without_leftovers(request: SourceRequest, run: Run) -> Iterator[None]:
+def without_leftovers(request: SourceRequest, run: Run) -> Iterator[None]:
     """Remove what was unpacked of an archive that is then refused."""
     try:
         yield
@@ -324,7 +324,7 @@ def _without_leftovers(request: SourceRequest, run: Run) -> Iterator[None]:
         raise
 
 
-def _detected(
+def with_kind(
     request: SourceRequest, place: Target, given: PathLike | None, executor: Executor | None
 ) -> SourceRequest:
     """Return a request with its kind, once it is known that OUT may take what is unpacked of it.
@@ -435,7 +435,7 @@ def _from_listing(
         if not run.overwrite:
             output_dir.refuse_other(there, wanted)
     work = []
-    listings = _listed(request, options, names, _numbering(call))
+    listings = list_splits(request, options, names, _numbering(call))
     for listing, (wanted, there, folder) in zip(listings, splits, strict=True):
         size = None
         if options.encode is not None:
@@ -457,7 +457,7 @@ def _numbering(call: PackCall) -> tuple[str, ...] | None:
     return None if given is None else manifest.classes_of(locate(given, call.storage))
 
 
-def _listed(
+def list_splits(
     request: SourceRequest,
     options: PackOptions,
     names: list[str],
@@ -476,7 +476,7 @@ def _listed(
     return [reencode.with_originals(one, request, n, keep) for n, one in found.items()]
 
 
-def _build_all(
+def build_all(
     request: SourceRequest, work: list[Job], owners: contextlib.ExitStack, report: Report
 ) -> None:
     """Own each directory, until `owners` ends, and build its shards.
@@ -503,7 +503,7 @@ def _commit(place: Target, work: list[Job], splits: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _resumable(remote: bool = False) -> Iterator[None]:
+def resumable(remote: bool = False) -> Iterator[None]:
     """Say of a disk that is full, or of a store that fails, that what is finished is not lost."""
     try:
         yield

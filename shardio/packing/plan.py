@@ -67,6 +67,7 @@ class Plan:
     before: Before = field(default_factory=dict)
     # Made before the shards are: what the source is as a whole, and what else was asked for.
     ahead: Plain | None = None
+    first: int = 0  # number of its first shard: of those that are added to a dataset, behind others
 
     @property
     def shards(self) -> int:
@@ -98,6 +99,14 @@ class Plan:
             seal.update(b"\0" * (number > 0) + b"\0".join(rows.keys))
         return replace(self, dataset_id=seal.digest()[:16])
 
+    def added_to(self, dataset_id: bytes, first: int) -> Plan:
+        """Return the plan for a dataset that is there, whose shards are followed by these.
+
+        What makes an id is among what must not change while the shards are built.
+        """
+        changes = hashlib.sha256(self.changes + self.dataset_id + b"%d" % first).digest()
+        return replace(self, dataset_id=dataset_id, changes=changes, first=first)
+
     def all_rows(self) -> Iterable[Rows]:
         """Give the records of all shards, one shard after the other."""
         return map(self.rows, range(self.shards))
@@ -105,7 +114,7 @@ class Plan:
     def same(self, other: Plan) -> bool:
         """Return whether a packing begun under one can go on under the other."""
         return (
-            self.dataset_id == other.dataset_id
+            (self.dataset_id, self.first) == (other.dataset_id, other.first)
             and self.changes == other.changes
             and np.array_equal(self.bounds, other.bounds)
         )

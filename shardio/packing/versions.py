@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -84,7 +85,10 @@ def commit(
     files    those that it names, and are not there yet
     """
     place = LocalDirectory(folder)
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    # https://reproducible-builds.org/specs/source-date-epoch: equal commits make equal files.
+    given = os.environ.get("SOURCE_DATE_EPOCH", "")
+    seconds = int(given) if re.fullmatch("[0-9]{1,11}", given) else None
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
     own = {name: count for name, count in changes.items() if count}
     this = Commit(before.version_id, now, command, own)
     new = replace(after, version=GROWN, library=__version__, commit=this, digest="")

@@ -465,6 +465,12 @@ def _flush(descriptor: int) -> None:
     os.fsync(descriptor)
 
 
+def move(path: str, directory: str) -> None:
+    """Move a file into another directory of the same disk, over one of its name."""
+    with _explained(path, "move"):
+        os.replace(path, os.path.join(directory, os.path.basename(path)))
+
+
 def link(path: str, target: str) -> None:
     """Give a file another name, never over another; where there are no hard links, rename it.
 

@@ -15,10 +15,12 @@ from shardio.storage.cache import CacheDirectory
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`src`, a folder of images; `out`, packed of it; `parts`, to be committed; `tars`; `cache`."""
+    """`src`, `more`: images; `out`, packed, with a tag; `parts`, not committed; `tars`; `cache`."""
     folder = tmp_path_factory.mktemp("json")
     source = plant(folder / "src", images())
+    plant(folder / "more", {"class0/new.jpg": next(iter(images().values()))})
     shardio("pack", source, folder / "out", "--jobs", "1")
+    shardio("tag", folder / "out", "v1")
     shardio("pack", source, folder / "parts", "--part", "1/1", "--jobs", "1")
     shardio("export", folder / "out", folder / "tars", "--format", "webdataset")
     file = CacheDirectory(folder / "cache", "1GiB", range_bytes=4096).open(
@@ -44,9 +46,10 @@ CALLS = {
     "view --html": "report.html out",
     "explain": "out",
     "tune": "out --batch-size 4",
+    "append": "more out",
     "drop": "out --where label=class0 --dry-run",
     "log": "out",
-    "tag": "out v1",
+    "tag": "out v2",
     "diff": "out v1",
     "restore": "out v1",
     "gc": "out",

@@ -65,6 +65,7 @@ def test_no_command_imports_torch(name: str, source: Path, out: Path, tmp_path: 
         "view": [out, "--port", "70000"],  # which is none
         "bench": [out, "--workers", "0"],  # which fails soon: these files are no images
         "cache": ["ls", out],
+        "append": [source, out, "--dry-run", "--on-duplicate", "skip"],
         "drop": [out, "--where", "label=class0"],
         "diff": [out, "0123"],  # which is no version
         "tag": [out, "paper"],
@@ -200,10 +201,10 @@ def test_wrong_usage_ends_with_2_and_a_message(
     assert content(out) == before
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name for name in NAMES if name not in ("pack", "plan", "index", "cache", "completion")],
-)
+NO_DATASET_FIRST = ("pack", "plan", "append", "index", "cache", "completion")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NO_DATASET_FIRST])
 def test_what_is_not_packed_is_said(name: str, tmp_path: Path, run: Run) -> None:
     more = {
         "export": [tmp_path / "export", "--format", "webdataset"],

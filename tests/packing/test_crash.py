@@ -12,7 +12,7 @@ import resource
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,6 +81,12 @@ SCENES = {
     ),
     "commit": Scene(["commit", "OUT", "--jobs", "1"], parts),
     "splits": Scene(["pack", "SRC/../splits", "OUT", *RECORDS], where="train"),
+    "append": Scene(
+        ["append", "SRC/../more", "OUT", "--jobs", "1", "--on-duplicate", "skip"],
+        build,
+        replaces=True,
+    ),
+    "drop": Scene(["drop", "OUT", "--keys", "SRC/../keys.txt"], build, replaces=True),
 }
 
 
@@ -91,6 +97,8 @@ class Stage:
         compile_package()
         self.folder = folder
         self.source = plant(folder / "src", images(2, 3, 200))
+        plant(folder / "more", images(3, 3, 200))
+        plant(folder, {"keys.txt": b"class0/001.jpg\nclass1/002.jpg\n"})
         plant(folder / "bad", {**images(2, 3, 200), "class0/no.jpg": b"no image"})
         split = images(1, 2, 200)
         plant(
@@ -177,8 +185,10 @@ def changing(log: str, below: str) -> list[tuple[str, int]]:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
-    return Stage(tmp_path_factory.mktemp("crash"))
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOURCE_DATE_EPOCH", "1750000000")  # of commits, whenever they are done
+        yield Stage(tmp_path_factory.mktemp("crash"))
 
 
 def sample(name: str, calls: list[tuple[str, int]], count: int) -> list[tuple[str, int]]:
