@@ -37,6 +37,7 @@ Look, check, leave
 
 Change
     append             Add what is new in a source to a packed dataset.
+    update             Make a packed dataset what its whole source is now.
     drop               Hide records from every reader, as a new version.
     log                List the versions of a dataset.
     diff               Compare two versions: keys added, dropped, changed.
@@ -118,6 +119,7 @@ if TYPE_CHECKING:
     from .packing.pack import plan as plan
     from .packing.ray_executor import RayExecutor as RayExecutor
     from .packing.unpack import unpack as unpack
+    from .packing.update import update as update
     from .packing.verify import verify as verify
     from .packing.versions import diff as diff
     from .packing.versions import log as log
@@ -167,6 +169,7 @@ _HOMES = {
     "tag": "packing.versions",
     "tune": "tuning.tune",
     "unpack": "packing.unpack",
+    "update": "packing.update",
     "verify": "packing.verify",
     "watch": "tuning.meter",
 }

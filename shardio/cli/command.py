@@ -243,7 +243,7 @@ def group_stores(command: Command, call: dict[str, Any]) -> None:
         call["to"] = Storage(options=_store_options(call.pop("target_options")), **taken)
     if "store_options" in call:
         taken["options"] = _store_options(call.pop("store_options"))
-    if "root" in call and command.name not in ("pack", "plan", "append"):
+    if "root" in call and command.name not in ("pack", "plan", "append", "update"):
         taken["root"] = call.pop("root")
     call["storage"] = Storage(**taken)
 

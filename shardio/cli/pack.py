@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 from argparse import BooleanOptionalAction
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardioError, printable
@@ -113,11 +113,22 @@ def _show(
 def _append(output: Output, **call: Any) -> int:
     from ..packing.append import append
 
+    return _grow(output, append, call, "appending")
+
+
+def _update(output: Output, **call: Any) -> int:
+    from ..packing.update import update
+
+    return _grow(output, update, call, "updating")
+
+
+def _grow(output: Output, grow: Callable[..., Any], call: dict[str, Any], stage: str) -> int:
+    """Append to a dataset, or update it, and show what was done. Returns the exit code."""
     _group(call)
     for group in ("images", "plan"):  # which are as the dataset was packed
         del call[group]
-    with output.progress("listing", "appending", "committing") as progress:
-        done = append(**call, progress=progress, announce=output.announce)
+    with output.progress("listing", stage, "committing") as progress:
+        done = grow(**call, progress=progress, announce=output.announce)
     rejected = [{"key": key, "reason": why} for key, why in done.rejected]
     output.show(done, facts=vars(done) | {"rejected": rejected})
     return SKIPPED if done.rejected else DONE
@@ -308,6 +319,31 @@ APPEND = Command(
         "shardio append new-photos packed",
         "shardio append photos packed --on-duplicate skip",
     ),
+    resume_hint=lambda options: "" if options.get("dry_run") else RESUME_HINT,
+    forks=True,
+)
+
+UPDATE = Command(
+    "update",
+    "make a packed dataset what its whole source is now",
+    _update,
+    "packing.update:update packing.append:append packing.options:SourceOptions",
+    _SOURCE,
+    option("out", "OUT", "the packed directory"),
+    *_READ,
+    option("--checksum"),
+    option(
+        "--gone",
+        text="records that the source has not any more: drop (default, but not of more than half "
+        "of all) or keep",
+        choices=("drop", "keep"),
+    ),
+    *STORE,
+    JOBS,
+    _ON_ERROR,
+    option("--restart"),
+    option("--dry-run", text="say what is new, changed and gone, and change nothing"),
+    examples=("shardio update photos packed --dry-run", "shardio update photos packed"),
     resume_hint=lambda options: "" if options.get("dry_run") else RESUME_HINT,
     forks=True,
 )

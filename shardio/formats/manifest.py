@@ -102,6 +102,7 @@ class Manifest:
     version: int = 0  # of the format it was written in
     excluded: Sidecar | None = None  # the list of the records that were dropped
     commit: Commit | None = None  # that made this version; None: it was packed so
+    sources: Sidecar | None = None  # sizes and times of the files that were packed
     where: str = field(default=MANIFEST, compare=False)  # for messages
     digest: str = field(default="", compare=False)  # SHA-256 of the file, where it was read
 
@@ -182,9 +183,10 @@ class Manifest:
             "blob_bytes": self.blob_bytes,
         }
         if self.version:
-            side, commit = self.excluded, self.commit
-            head["excluded"] = side and [side.name, side.entries, side.sha256.hex()]
-            head["commit"] = commit and [*astuple(commit)]
+            for name in ("excluded", "sources"):
+                side: Sidecar | None = getattr(self, name)
+                head[name] = side and [side.name, side.entries, side.sha256.hex()]
+            head["commit"] = self.commit and [*astuple(self.commit)]
         rows = ",\n".join(
             _json([s.name, s.records, s.size, s.sha256.hex(), f"{s.index_checksum:016x}"])
             for s in map(self.shard, range(self.shards))
@@ -515,6 +517,8 @@ def _parse(data: bytes, where: str) -> Manifest:
     if data.find(b'"sha256"', end) != end + 3:
         raise ValueError("something stands behind its shards")
     head = json.loads(data[:start] + b'"shards": []}')
+    if head["version"] == 0 and {"excluded", "sources", "commit"} & head.keys():
+        raise ValueError("it has members that version 0 has not")
     if (
         head["format"] != "shardio"
         or type(head["version"]) is not int
@@ -566,22 +570,28 @@ def _parse(data: bytes, where: str) -> Manifest:
         shard_index=np.frombuffer(indexes, np.uint64),
         names=None if packed else tuple(names),
         version=head["version"],
-        excluded=_sidecar(head.get("excluded"), sum(records)),
+        excluded=_sidecar(head, "excluded", sum(records)),
+        sources=_sidecar(head, "sources", sum(records)),
         commit=_commit(head.get("commit")),
         where=where,
         digest=_sealed(data),
     )
 
 
-def _sidecar(value: Any, records: int) -> Sidecar | None:
-    """Read what a manifest says of the list of dropped records. Raises ValueError, TypeError."""
-    if value is None:
+def _sidecar(head: Mapping[str, Any], member: str, records: int) -> Sidecar | None:
+    """Read what a manifest says of a file of a kind beside it. Raises ValueError, TypeError."""
+    if head.get(member) is None:
         return None
-    name, count, digest = value
+    name, count, digest = head[member]
     sha256 = _unhex(digest, 32)
-    if name != f"excluded-{sha256[:4].hex()}.bin" or not _count(count, records):
-        raise ValueError("its list of dropped records is none")
+    if name != sidecar_name(member, sha256) or not _count(count, records):
+        raise ValueError(f"what it says of {member} records fits no such file")
     return Sidecar(name, count, sha256)
+
+
+def sidecar_name(member: str, sha256: bytes) -> str:
+    """Return the name of a file that this member of a manifest names, by its content."""
+    return f"{member}-{sha256[:4].hex()}.bin"
 
 
 def _commit(value: Any) -> Commit | None:

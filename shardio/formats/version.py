@@ -4,18 +4,21 @@ A version is its shards and its exclusions: the numbers of records that were dro
 writes a manifest; the one before stays beside it as `manifest-ID.json`, named by its id. So the
 newest version is opened as if there were no other, and an older one by its own manifest.
 
-    excluded-HHHHHHHH.bin   magic 8 | dataset id 16 | count u64 | numbers u64[count], ascending
+    excluded-HHHHHHHH.bin  magic 8 | dataset id 16 | count u64 | numbers i64[count], ascending
+    sources-HHHHHHHH.bin   magic 8 | dataset id 16 | count u64 | sizes i64[count] | times i64[count]
 
-The numbers are those of the records in the dataset, which shards that are added behind do not
-change. docs/format.md specifies it.
+Numbers are those of the records in the dataset, which shards that are added behind do not change.
+The second file has, by these numbers, what `update` knows of the files. docs/format.md specifies
+both.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,16 +27,17 @@ from .._version import __version__
 from ..errors import DamageError, OptionError, printable, there_are
 from ..storage.base import Location, path_in
 from . import manifest
-from .manifest import MANIFEST, Manifest, Sidecar
+from .manifest import MANIFEST, Manifest, Sidecar, sidecar_name
 
 TAGS = "tags.json"
-MAGIC = b"\x89SHX\r\n\x1a\n"
+_MAGICS = {"excluded": b"\x89SHX\r\n\x1a\n", "sources": b"\x89SHN\r\n\x1a\n"}
+_COLUMNS = {"excluded": 1, "sources": 2}
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 NONE: Numbers = np.empty(0, np.int64)
 
 _HEAD = struct.Struct("<8s16sQ")
 _MAX_TAGS = 1 << 20  # bytes
-_EXCLUDED = re.compile(r"excluded-[0-9a-f]{8}\.bin\Z")
+_SIDECAR = re.compile(r"(excluded|sources)-[0-9a-f]{8}\.bin\Z")
 _KEPT = re.compile(r"manifest-([0-9a-f]{16})\.json\Z")
 _ID = re.compile(r"[0-9a-f]{4,16}\Z")
 _TAG = re.compile(r"[^\x00-\x1f\x7f/]{1,100}\Z")
@@ -50,19 +54,18 @@ def kept_id(name: str) -> str | None:
     return None if found is None else found[1]
 
 
-def has_excluded_name(name: str) -> bool:
-    """Return whether a file has the name of a list of dropped records."""
-    return _EXCLUDED.match(name) is not None
+def sidecar_magic(name: str) -> bytes | None:
+    """Return how a file begins that a manifest names beside its shards; None: it names it not."""
+    found = _SIDECAR.match(name)
+    return None if found is None else _MAGICS[found[1]]
 
 
-# --- exclusions -----------------------------------------------------------------------------------
+# --- files beside the manifest --------------------------------------------------------------------
 
 
 def dump_excluded(dataset_id: bytes, numbers: Numbers) -> tuple[Sidecar, bytes]:
     """Return what the manifest says of the file of these numbers, and its bytes."""
-    data = _HEAD.pack(MAGIC, dataset_id, len(numbers)) + numbers.astype("<u8").tobytes()
-    digest = hashlib.sha256(data).digest()
-    return Sidecar(f"excluded-{digest[:4].hex()}.bin", len(numbers), digest), data
+    return _dump("excluded", dataset_id, [numbers])
 
 
 def load_excluded(index: Location, dataset: Manifest) -> Numbers:
@@ -70,32 +73,90 @@ def load_excluded(index: Location, dataset: Manifest) -> Numbers:
 
     Raises DamageError.
     """
-    if dataset.excluded is None:
+    side = dataset.excluded
+    if side is None:
         return NONE
-    name, count, digest = dataset.excluded
-    where, size = path_in(index, name), _HEAD.size + 8 * count
+    where = path_in(index, side.name)
     try:
-        data = index.read(name, size)
+        (numbers,) = _load("excluded", index, dataset, side)
+        if (numbers[1:] <= numbers[:-1]).any() or not (
+            0 <= numbers[0] <= numbers[-1] < dataset.stored_records
+        ):
+            raise DamageError(f"{where}: it is no list of {side.entries:,} records of this dataset")
     except FileNotFoundError:
         raise DamageError(
-            f"{where}: the manifest names this list of {count:,} dropped records, but it is not "
-            "there. Restore it from a copy: without it, dropped records would come back"
+            f"{where}: the manifest names this list of {side.entries:,} dropped records, but it is "
+            "not there. Restore it from a copy: without it, dropped records would come back"
         ) from None
-    if hashlib.sha256(data).digest() != digest:
-        raise DamageError(
-            f"{where}: its SHA-256 is {hashlib.sha256(data).hexdigest()}, but the manifest says "
-            f"{digest.hex()}. Restore it from a copy"
-        )
-    numbers = np.frombuffer(data, "<i8", -1, _HEAD.size)
-    expected = MAGIC, dataset.dataset_id, count
-    if (
-        len(data) != size
-        or _HEAD.unpack_from(data) != expected
-        or (numbers[1:] <= numbers[:-1]).any()
-        or not 0 <= numbers[0] <= numbers[-1] < dataset.stored_records
-    ):
-        raise DamageError(f"{where}: it is no list of {count:,} records of this dataset")
     return numbers
+
+
+class SourceNotes:
+    """Hold the sizes and times of the files that records were packed of, by number.
+
+    sizes, times: (n,) int64; a size of -1 is not known.
+    """
+
+    def __init__(self, sizes: Numbers, times: Numbers) -> None:
+        """Keep them, for this many records."""
+        self.sizes, self.times = sizes, times
+
+    def of(self, number: int) -> tuple[int, int]:
+        """Return the size and the time of a record's file; -1 and 0 where they are not known."""
+        if number >= len(self.sizes):
+            return -1, 0
+        return int(self.sizes[number]), int(self.times[number])
+
+    def grown(self, records: int) -> SourceNotes:
+        """Return a copy for so many records: of more, nothing is known."""
+        sizes, times = np.full(records, -1, np.int64), np.zeros(records, np.int64)
+        known = min(records, len(self.sizes))
+        sizes[:known], times[:known] = self.sizes[:known], self.times[:known]
+        return SourceNotes(sizes, times)
+
+    def put(self, number: int, size: int, time: int) -> None:
+        """Note the size and the time of a record's file."""
+        self.sizes[number], self.times[number] = size, time
+
+    def dump(self, dataset_id: bytes) -> tuple[Sidecar, bytes]:
+        """Return what the manifest says of the file of these notes, and its bytes."""
+        return _dump("sources", dataset_id, [self.sizes, self.times])
+
+
+def load_sources(index: Location, dataset: Manifest) -> SourceNotes | None:
+    """Return the notes of the files that records were packed of.
+
+    None: there are none, or they are damaged: whoever asks reads the files then.
+    """
+    with contextlib.suppress(FileNotFoundError, DamageError):
+        if dataset.sources is not None:
+            return SourceNotes(*_load("sources", index, dataset, dataset.sources))
+    return None
+
+
+def _dump(member: str, dataset_id: bytes, columns: Sequence[Numbers]) -> tuple[Sidecar, bytes]:
+    """Return what the manifest says of a file of columns of numbers, and its bytes."""
+    head = _HEAD.pack(_MAGICS[member], dataset_id, len(columns[0]))
+    data = head + b"".join(column.astype("<i8").tobytes() for column in columns)
+    digest = hashlib.sha256(data).digest()
+    return Sidecar(sidecar_name(member, digest), len(columns[0]), digest), data
+
+
+def _load(member: str, index: Location, dataset: Manifest, side: Sidecar) -> list[Numbers]:
+    """Read the columns of a file that a manifest names. Raises FileNotFoundError, DamageError."""
+    where, columns = path_in(index, side.name), _COLUMNS[member]
+    size = _HEAD.size + 8 * columns * side.entries
+    data = index.read(side.name, size)
+    found = hashlib.sha256(data).hexdigest()
+    if found != side.sha256.hex():
+        raise DamageError(
+            f"{where}: its SHA-256 is {found}, but the manifest says {side.sha256.hex()}. Restore "
+            "it from a copy"
+        )
+    expected = _MAGICS[member], dataset.dataset_id, side.entries
+    if len(data) != size or _HEAD.unpack_from(data) != expected:
+        raise DamageError(f"{where}: it is not of {side.entries:,} records of this dataset")
+    return np.split(np.frombuffer(data, "<i8", -1, _HEAD.size), columns)
 
 
 # --- versions -------------------------------------------------------------------------------------

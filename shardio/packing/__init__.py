@@ -33,7 +33,9 @@ Its files:
     receipt        which files an export wrote
     copy           a dataset to another disk or store
     versions       commits after packing: log, diff, tags, and back to an older one
-    append         new shards behind those that are there
+    grow           new shards behind those that are there
+    append         what is new in a source, by its keys
+    update         what is new, changed and gone
     drop           records that are hidden
     gc             what no manifest names goes
 """

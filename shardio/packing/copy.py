@@ -26,7 +26,7 @@ from ..formats import manifest
 from ..formats.base import known_file
 from ..formats.foreign.base import MAX_SIDECAR, sidecar_checksum, sidecar_name
 from ..formats.manifest import MANIFEST, SPLITS, Manifest
-from ..formats.version import dump_excluded, load_excluded
+from ..formats.version import dump_excluded, load_excluded, load_sources
 from ..names import file_name
 from ..storage import local
 from ..storage.base import File, KnownFile, Location
@@ -245,6 +245,8 @@ def _items(found: Manifest, index: Location, root: Location, shards: range) -> I
     if found.excluded is not None:
         data = dump_excluded(found.dataset_id, load_excluded(index, found))[1]
         yield _small(found.excluded.name, data)._replace(ours=True)
+    if found.sources is not None and (notes := load_sources(index, found)) is not None:
+        yield _small(found.sources.name, notes.dump(found.dataset_id)[1])._replace(ours=True)
     opening = found.opening(index)
     for info in map(found.shard, shards):
         known = known_file(opening, info)

@@ -31,14 +31,12 @@ from ..formats import manifest
 from ..formats.foreign.base import sidecar_name
 from ..formats.manifest import GROWN, MANIFEST, Commit, Manifest
 from ..formats.version import (
-    MAGIC,
     NONE,
     TAGS,
     Numbers,
     check_tag,
     dump_excluded,
     dump_tags,
-    has_excluded_name,
     history,
     kept_id,
     kept_name,
@@ -46,6 +44,7 @@ from ..formats.version import (
     load_kept,
     load_tags,
     load_version,
+    sidecar_magic,
 )
 from ..names import key_text
 from ..storage.base import path_in
@@ -115,12 +114,13 @@ def files_of(one: Manifest) -> set[str]:
         named = {info.name for info in infos}
     else:  # shards of another format: the files of ours are their indexes
         named = {sidecar_name(info.number, info.index_checksum) for info in infos}
-    return named if one.excluded is None else {*named, one.excluded.name}
+    return named | {side.name for side in (one.excluded, one.sources) if side is not None}
 
 
-def is_excluded(folder: str, name: str) -> bool:
-    """Return whether a file is a list of dropped records, by its name and its first bytes."""
-    return has_excluded_name(name) and _begins(folder, name, MAGIC)
+def is_sidecar(folder: str, name: str) -> bool:
+    """Return whether a file lies beside a manifest that named it, by its name and first bytes."""
+    magic = sidecar_magic(name)
+    return magic is not None and _begins(folder, name, magic)
 
 
 def is_kept(folder: str, name: str) -> bool:

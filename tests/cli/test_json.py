@@ -47,6 +47,7 @@ CALLS = {
     "explain": "out",
     "tune": "out --batch-size 4",
     "append": "more out",
+    "update": "src out",
     "drop": "out --where label=class0 --dry-run",
     "log": "out",
     "tag": "out v2",

@@ -66,9 +66,10 @@ def test_no_command_imports_torch(name: str, source: Path, out: Path, tmp_path: 
         "bench": [out, "--workers", "0"],  # which fails soon: these files are no images
         "cache": ["ls", out],
         "append": [source, out, "--dry-run", "--on-duplicate", "skip"],
-        "drop": [out, "--where", "label=class0"],
+        "update": [source, out, "--dry-run"],
+        "drop": [out, "--where", "label=class0", "--dry-run"],
         "diff": [out, "0123"],  # which is no version
-        "tag": [out, "paper"],
+        "tag": [out, "a/b"],  # which is no name
         "restore": [out, "0123"],
         "completion": ["bash"],
     }.get(name, [out])
@@ -201,7 +202,7 @@ def test_wrong_usage_ends_with_2_and_a_message(
     assert content(out) == before
 
 
-NO_DATASET_FIRST = ("pack", "plan", "append", "index", "cache", "completion")
+NO_DATASET_FIRST = ("pack", "plan", "append", "update", "index", "cache", "completion")
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in NO_DATASET_FIRST])

@@ -35,9 +35,10 @@ from shardio import (
     verify,
 )
 from shardio.formats import manifest
-from shardio.packing.append import WORK, append, build_all
+from shardio.packing.append import append
 from shardio.packing.drop import drop
 from shardio.packing.gc import gc
+from shardio.packing.grow import WORK, build_all
 from shardio.packing.versions import changing, diff, log
 from shardio.storage.location import locate
 
@@ -356,17 +357,17 @@ def test_a_drop_may_come_in_between_but_no_append(
     other = plant(tmp_path / "other", {"class2/x.jpg": noise("x", 300)})
 
     def meanwhile(*given: Any) -> Any:
-        monkeypatch.setattr("shardio.packing.append.build_all", build_all)
+        monkeypatch.setattr("shardio.packing.grow.build_all", build_all)
         found = build_all(*given)
         act()
         return found
 
     act: Callable[[], Any] = lambda: drop(out, keys=["class0/000.jpg"])  # noqa: E731
-    monkeypatch.setattr("shardio.packing.append.build_all", meanwhile)
+    monkeypatch.setattr("shardio.packing.grow.build_all", meanwhile)
     assert append(more, out, jobs=1).added == 6
     assert len(stored(out)) == 29
     act = lambda: restored(out, other)  # noqa: E731
-    monkeypatch.setattr("shardio.packing.append.build_all", meanwhile)
+    monkeypatch.setattr("shardio.packing.grow.build_all", meanwhile)
     again = plant(tmp_path / "again", {"class2/y.jpg": noise("y", 300)})
     with pytest.raises(BusyError, match="appended here meanwhile"):
         append(again, out, jobs=1)

@@ -1,0 +1,262 @@
+"""Updating: the dataset is what its source is now, with the least work, and says what changed."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.packing import grouped
+from support.trees import content, noise, picture, plant, shardio, shardio_json, shards
+
+import shardio as api
+from shardio import OptionError, SourceError, SourceOptions, pack, unpack, verify
+from shardio.formats import manifest
+from shardio.formats.version import load_sources
+from shardio.packing.append import append
+from shardio.packing.drop import drop
+from shardio.packing.gc import gc
+from shardio.packing.update import update
+from shardio.packing.versions import diff, log, restore
+from shardio.storage.location import locate
+
+
+def files_of(folder: Path) -> dict[bytes, bytes | None]:
+    return {key: data for key, data in content(folder).items() if data is not None}
+
+
+def packed_files(out: Path, tmp_path: Path) -> dict[bytes, bytes | None]:
+    """The files of a dataset, as `unpack` writes them."""
+    shutil.rmtree(tmp_path / "unpacked", ignore_errors=True)
+    unpack(out, tmp_path / "unpacked")
+    return files_of(tmp_path / "unpacked")
+
+
+def change(source: Path) -> None:
+    """Two new files, one of a new class, three that change, one that is gone, one touched."""
+    plant(source, {"class1/new.jpg": noise("n", 500), "zebra/new.jpg": noise("z", 500)})
+    for key in ("class0/001.jpg", "class1/001.jpg"):
+        (source / key).write_bytes(noise(f"{key} anew", 777))
+    old = source / "class2/001.jpg"
+    old.write_bytes(noise("as long", old.stat().st_size))
+    (source / "class0/002.jpg").unlink()
+    os.utime(source / "class0/003.jpg")
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["noted", "for the first time"])
+def test_the_dataset_becomes_what_its_source_is(
+    out: Path, source: Path, tmp_path: Path, first: bool
+) -> None:
+    if not first:
+        update(source, out)
+    old = {path.name: path.read_bytes() for path in shards(out)}
+    change(source)
+    done = update(source, out)
+    assert (done.new, done.changed, done.gone, done.unchanged) == (2, 3, 1, 20)
+    assert done.compared == (23 if first else 2)  # what is as long, and touched
+    assert done.classes == ["zebra"]
+    assert packed_files(out, tmp_path) == files_of(source)
+    assert all((out / name).read_bytes() == data for name, data in old.items())
+    newest, before = log(out).versions[:2]
+    assert newest.changes == {"added": 5, "replaced": 3, "dropped": 1}
+    found = diff(out, before.id)
+    assert found.added == ["class1/new.jpg", "zebra/new.jpg"]
+    assert found.dropped == ["class0/002.jpg"]
+    assert found.changed == ["class0/001.jpg", "class1/001.jpg", "class2/001.jpg"]
+    assert verify(out).damages == []
+    again = update(source, out)
+    assert (again.new, again.changed, again.gone, again.versions) == (0, 0, 0, {})
+    assert again.compared == 0
+
+
+def test_a_dry_run_says_the_same_and_changes_nothing(out: Path, source: Path) -> None:
+    change(source)
+    before = content(out)
+    done = update(source, out, dry_run=True)
+    assert (done.new, done.changed, done.gone, done.unchanged) == (2, 3, 1, 20)
+    assert content(out) == before
+
+
+def test_what_is_noted_is_not_read(out: Path, source: Path, monkeypatch: Any) -> None:
+    first = update(source, out)
+    assert first.compared == 24 and list(first.versions) == [""]
+    assert update(source, out).compared == 0
+    file = source / "class0/000.jpg"
+    status = file.stat()
+    file.write_bytes(noise("anew", status.st_size))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert update(source, out).changed == 0  # as rsync does it, too
+    assert update(source, out, checksum=True).changed == 1
+    assert update(source, out, checksum=True).changed == 0
+
+
+def test_notes_follow_appends_drops_and_restores(out: Path, source: Path, tmp_path: Path) -> None:
+    update(source, out)
+    plant(source, {"class0/new.jpg": noise("n", 500)})
+    append(source, out, on_duplicate="skip")
+    drop(out, keys=["class0/004.jpg"])
+    (source / "class0/004.jpg").unlink()
+    done = update(source, out)
+    assert (done.unchanged, done.compared) == (24, 1)  # what was appended was never noted
+    assert done.versions == {}
+    restore(out, log(out).versions[2].id)  # before the append
+    done = update(source, out)
+    assert (done.new, done.gone, done.compared) == (1, 1, 0)
+    assert packed_files(out, tmp_path) == files_of(source)
+
+
+@pytest.mark.parametrize("fault", ["gone", "flipped", "cut", "of another dataset"])
+def test_damaged_notes_only_cost_a_comparison(out: Path, source: Path, fault: str) -> None:
+    update(source, out)
+    (path,) = out.glob("sources-*.bin")
+    data = bytearray(path.read_bytes())
+    if fault == "gone":
+        path.unlink()
+    elif fault == "cut":
+        path.write_bytes(data[:-8])
+    else:
+        data[10 if fault == "of another dataset" else -1] ^= 1
+        path.write_bytes(data)
+    assert load_sources(locate(out), manifest.load(locate(out))) is None
+    done = update(source, out)
+    assert (done.compared, done.unchanged, done.changed) == (24, 24, 0)
+    assert update(source, out).compared == 0
+    assert verify(out).damages == []
+
+
+def test_most_of_it_is_not_dropped_unasked(out: Path, source: Path, tmp_path: Path) -> None:
+    small = plant(tmp_path / "small", {"class0/000.jpg": (source / "class0/000.jpg").read_bytes()})
+    before = content(out)
+    with pytest.raises(OptionError, match=r"23 of its 24 records are not in .*--gone drop"):
+        update(small, out)
+    assert content(out) == before
+    kept = update(small, out, gone="keep")
+    assert (kept.gone, len(api.open(out))) == (23, 24) and "which stay" in str(kept)
+    assert update(small, out, gone="drop").gone == 23
+    assert api.open(out, decode=None).keys() == ["class0/000.jpg"]
+
+
+def test_an_archive_is_a_source_too(out: Path, source: Path, tmp_path: Path) -> None:
+    change(source)
+    shutil.make_archive(str(tmp_path / "all"), "zip", source)
+    done = update(tmp_path / "all.zip", out)
+    assert (done.new, done.changed, done.gone) == (2, 3, 1)
+    assert packed_files(out, tmp_path) == files_of(source)
+
+
+def test_labels_of_tables_are_compared(tmp_path: Path) -> None:
+    files = {f"{i}.jpg": noise(f"{i}", 300) for i in range(6)}
+    folder = plant(tmp_path / "files", files)
+
+    def listed(labels: str) -> Path:
+        rows = [f"{name},{label}" for name, label in zip(files, labels, strict=True)]
+        (tmp_path / "list.csv").write_text("\n".join(["path,label", *rows]))
+        return tmp_path / "list.csv"
+
+    read = SourceOptions(root=folder)
+    pack(listed("aabbaa"), tmp_path / "out", read=read, jobs=1)
+    assert update(listed("aabbaa"), tmp_path / "out", read=read).changed == 0
+    done = update(listed("abbbcc"), tmp_path / "out", read=read)
+    assert (done.changed, done.classes) == (3, ["c"])
+    data = api.open(tmp_path / "out", decode=None)
+    assert {one["__key__"]: "abc"[one["label"]] for one in data} == dict(
+        zip(files, "abbbcc", strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [{"resize": 16}, {"encode": "raw"}, {"jpeg_tiles": True}], ids=str
+)
+def test_changed_images_cannot_be_compared(tmp_path: Path, options: dict[str, Any]) -> None:
+    folder = plant(tmp_path / "src", {f"c/{i}.jpg": picture(40, 30) for i in range(3)})
+    pack(folder, tmp_path / "out", jobs=1, **grouped(options))
+    with pytest.raises(OptionError, match="packing changed the images"):
+        update(folder, tmp_path / "out")
+
+
+def test_originals_that_were_kept_can_be_compared(tmp_path: Path) -> None:
+    tree = {f"c/{i}.jpg": picture(300 + i, 280) for i in range(3)}
+    folder = plant(tmp_path / "src", tree)
+    options = grouped({"jpeg_tiles": True, "keep_original": True})
+    pack(folder, tmp_path / "out", jobs=1, **options)
+    (folder / "c/1.jpg").write_bytes(picture(310, 280))
+    done = update(folder, tmp_path / "out")
+    assert (done.changed, done.unchanged) == (1, 2)
+
+
+def test_splits_are_updated_together(tmp_path: Path) -> None:
+    tree = {
+        f"{s}/{c}/{i}.jpg": noise(s + c + i, 300)
+        for s in ("train", "val")
+        for c in "ab"
+        for i in "01"
+    }
+    folder = plant(tmp_path / "src", tree)
+    pack(folder, tmp_path / "out", jobs=1)
+    (folder / "val/a/0.jpg").unlink()
+    plant(folder, {"train/c/new.jpg": noise("n", 300)})
+    done = update(folder, tmp_path / "out")
+    assert (done.new, done.gone, done.unchanged) == (1, 1, 7)
+    assert packed_files(tmp_path / "out", tmp_path) == files_of(folder)
+    assert api.open(tmp_path / "out", split="val").classes == ["a", "b", "c"]
+
+
+def test_what_cannot_be_packed_is_listed_or_left_out(out: Path, source: Path) -> None:
+    plant(source, {"class0/bad.jpg": b"none"})
+    with pytest.raises(SourceError, match=r"class0/bad\.jpg"):
+        update(source, out)
+    done = update(source, out, on_error="skip")
+    assert [key for key, _ in done.rejected] == ["class0/bad.jpg"]
+    assert len(api.open(out)) == 24
+    assert load_sources(locate(out), manifest.load(locate(out))) is not None
+
+
+def test_an_interrupted_update_goes_on(
+    out: Path, source: Path, tmp_path: Path, dead_on_shard: Callable[[int], None], monkeypatch: Any
+) -> None:
+    plant(source, {f"class1/n{i}.jpg": noise(f"n{i}", 300) for i in range(12)})
+    change(source)
+    dead_on_shard(6 + 2)
+    with pytest.raises(BaseException):  # noqa: B017 - as a crash does
+        update(source, out, jobs=1)
+    monkeypatch.undo()
+    assert len(api.open(out)) == 24
+    done = update(source, out, jobs=1)
+    assert (done.new, done.changed, done.gone) == (14, 3, 1)
+    assert packed_files(out, tmp_path) == files_of(source)
+
+
+def test_gc_removes_notes_of_older_versions(out: Path, source: Path) -> None:
+    update(source, out)
+    change(source)
+    update(source, out)
+    assert len(list(out.glob("sources-*.bin"))) == 2
+    gc(out, keep_s=0, keep_versions=1)
+    assert len(list(out.glob("sources-*.bin"))) == 1
+    assert update(source, out).compared == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"gone": "ask"}, "expected 'drop' or 'keep'"),
+        ({"checksum": 1}, "checksum"),
+        ({"on_error": "keep"}, "expected 'raise' or 'skip'"),
+    ],
+)
+def test_wrong_options_are_named(out: Path, source: Path, options: Any, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        update(source, out, **options)
+
+
+def test_the_command(out: Path, source: Path) -> None:
+    change(source)
+    said = shardio("update", source, out, "--dry-run").stdout
+    assert "2 new, 3 changed, 1 gone, 20 as they were" in said
+    found = shardio_json("update", source, out)
+    assert (found["new"], found["changed"], found["gone"]) == (2, 3, 1)
+    assert found["versions"][""] == log(out).versions[0].id
+    shutil.rmtree(source / "class0"), shutil.rmtree(source / "class1")
+    assert "--gone drop" in shardio("update", source, out, code=2).stderr
+    assert len(api.open(out)) == 25
