@@ -28,6 +28,7 @@ NAMES = (
     "slow_samples",
     "pack",
     "archives",
+    "growing",
     "plan",
     "lmdb",
     "formats",

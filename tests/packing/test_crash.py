@@ -86,6 +86,7 @@ SCENES = {
         build,
         replaces=True,
     ),
+    "update": Scene(["update", "SRC/../more", "OUT", "--jobs", "1"], build, replaces=True),
     "drop": Scene(["drop", "OUT", "--keys", "SRC/../keys.txt"], build, replaces=True),
 }
 

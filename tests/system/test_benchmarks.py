@@ -47,7 +47,7 @@ from shardio.order.options import RequestedOptions
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 NAMES = {
-    "cold", "remote", "raw", "train", "pack", "archives", "plan", "lmdb", "formats",
+    "cold", "remote", "raw", "train", "pack", "archives", "growing", "plan", "lmdb", "formats",
     "startup", "listing", "manifest", "order", "workers", "shuffle", "scale", "spans",
     "cluster", "compare", "loader", "pixels", "encoded", "transport", "resident_rows",
     "slow_samples", "meter", "view", "gpu", "gpu_decode", "cores", "idle", "tutorial",
