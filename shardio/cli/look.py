@@ -57,6 +57,8 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "format": manifest.format,
         "format_version": manifest.version,
         "dataset_id": manifest.dataset_id.hex(),
+        "version_id": manifest.version_id,
+        "dropped": manifest.stored_records - manifest.records,
         "library": manifest.library,
         "options": manifest.options,
     }
@@ -85,8 +87,9 @@ def _facts_text(manifest: Manifest) -> str:
         for name, value in options.items()
         if value is not None and name not in ("jpeg_tiles", "keep_original", "tiles", "absent")
     )
+    dropped = manifest.stored_records - manifest.records
     rows = {
-        "records": f"{manifest.records:,}",
+        "records": f"{manifest.records:,}{f', and {dropped:,} dropped' if dropped else ''}",
         "bytes": f"{show_size(size)}{over}",
         "shards": f"{manifest.shards:,}{each}",
         "classes": classes,
@@ -95,6 +98,8 @@ def _facts_text(manifest: Manifest) -> str:
         "packed": f"by shardio {printable(manifest.library)}: {printable(packed)}",
         "id": manifest.dataset_id.hex(),
     }
+    if manifest.commit is not None:
+        rows["version"] = f"{manifest.version_id}, by {printable(manifest.commit.command)}"
     if isinstance(tiles := options.get("tiles"), int):
         rows["tiles"] = f"{tiles:,} of {manifest.records:,} images are JPEG tiles"
     if options.get("keep_original"):

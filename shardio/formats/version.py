@@ -30,7 +30,7 @@ from . import manifest
 from .manifest import MANIFEST, Manifest, Sidecar, sidecar_name
 
 TAGS = "tags.json"
-_MAGICS = {"excluded": b"\x89SHX\r\n\x1a\n", "sources": b"\x89SHN\r\n\x1a\n"}
+MAGICS = {"excluded": b"\x89SHX\r\n\x1a\n", "sources": b"\x89SHN\r\n\x1a\n"}
 _COLUMNS = {"excluded": 1, "sources": 2}
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 NONE: Numbers = np.empty(0, np.int64)
@@ -57,7 +57,7 @@ def kept_id(name: str) -> str | None:
 def sidecar_magic(name: str) -> bytes | None:
     """Return how a file begins that a manifest names beside its shards; None: it names it not."""
     found = _SIDECAR.match(name)
-    return None if found is None else _MAGICS[found[1]]
+    return None if found is None else MAGICS[found[1]]
 
 
 # --- files beside the manifest --------------------------------------------------------------------
@@ -136,7 +136,7 @@ def load_sources(index: Location, dataset: Manifest) -> SourceNotes | None:
 
 def _dump(member: str, dataset_id: bytes, columns: Sequence[Numbers]) -> tuple[Sidecar, bytes]:
     """Return what the manifest says of a file of columns of numbers, and its bytes."""
-    head = _HEAD.pack(_MAGICS[member], dataset_id, len(columns[0]))
+    head = _HEAD.pack(MAGICS[member], dataset_id, len(columns[0]))
     data = head + b"".join(column.astype("<i8").tobytes() for column in columns)
     digest = hashlib.sha256(data).digest()
     return Sidecar(sidecar_name(member, digest), len(columns[0]), digest), data
@@ -153,7 +153,7 @@ def _load(member: str, index: Location, dataset: Manifest, side: Sidecar) -> lis
             f"{where}: its SHA-256 is {found}, but the manifest says {side.sha256.hex()}. Restore "
             "it from a copy"
         )
-    expected = _MAGICS[member], dataset.dataset_id, side.entries
+    expected = MAGICS[member], dataset.dataset_id, side.entries
     if len(data) != size or _HEAD.unpack_from(data) != expected:
         raise DamageError(f"{where}: it is not of {side.entries:,} records of this dataset")
     return np.split(np.frombuffer(data, "<i8", -1, _HEAD.size), columns)

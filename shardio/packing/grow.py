@@ -165,6 +165,8 @@ def grow(source: PathLike, out: PathLike, call: Call) -> Growth:
             if classes is not None and listing.classes is not None:
                 listing = renumber(listing, classes)
             listing = replace(listing, fields=_same_fields(base, listing, request))
+            if (keys := listing.source.keys(listing.own_places)) is not None:
+                listing = replace(listing, keys=[*keys])
         root = manifest.split_folder(folder, name)
         work.append(Split(name, root, base, listing, classes))
     known = len(first.classes or ())

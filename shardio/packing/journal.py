@@ -55,6 +55,7 @@ from ..errors import (
 from ..formats import begins_packed, manifest
 from ..formats.index import key_hash
 from ..formats.sample import Schema, pack_columns, unpack_columns
+from ..formats.version import MAGICS
 from ..names import key_bytes, key_text
 from ..storage import local
 from ..storage.local import LocalDirectory
@@ -461,7 +462,8 @@ def is_ours(directory: str, name: str) -> bool:
             return True
     if (start := first_bytes(directory, name, 64)) is None:
         return False
-    ours = (PLAN_MAGIC, WRITER_MAGIC, b'{"', b"{\n")  # journals, lists of rejected keys, manifests
+    # Journals, lists of rejected keys, manifests, and what these name.
+    ours = (PLAN_MAGIC, WRITER_MAGIC, b'{"', b"{\n", *MAGICS.values())
     begins = any(start.startswith(magic) or magic.startswith(start) for magic in ours)
     return begins or begins_packed(start)
 

@@ -8,6 +8,7 @@ beside the manifest (formats/version.py). What changed is packed anew, and its o
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -160,7 +161,10 @@ class _Found:
         joins = growth.request.joins
         plain = growth.request.kind in _PLAIN and not (joins.tables or joins.boxes)
         self._trusts = plain and not checksum and self.notes is not None
-        places = {key: row for row, key in enumerate(self._records.stored_keys())}
+        there = self._records.stored_keys()
+        for what, keys in (("the dataset", there), ("the source", self.listing.keys)):
+            self._refuse_alike(what, keys)
+        places = {key: row for row, key in enumerate(there)}
         self.new: list[int] = []  # places in the listing
         self._both: list[tuple[int, int]] = []  # places in the listing, and rows of the dataset
         for place, key in enumerate(self.listing.keys):
@@ -172,6 +176,16 @@ class _Found:
         self.gone = [*map(self._reader.number, places.values())]
         self.changed: list[tuple[int, int]] = []  # places in the listing, and numbers
         self.same: list[tuple[int, int]] = []
+
+    def _refuse_alike(self, what: str, keys: list[bytes]) -> None:
+        """Raise OptionError where two records have one key: nobody knows which became which."""
+        if len(set(keys)) < len(keys):
+            key = next(key for key, count in Counter(keys).items() if count > 1)
+            raise OptionError(
+                f"{printable(self.split.folder)}: several records of {what} have the key "
+                f"{printable(key)}, so what changed cannot be told. Use `shardio append` and "
+                "`shardio drop`"
+            )
 
     def compare(self, done: Updated) -> None:
         """Find out which records changed. Raises OptionError where they cannot be compared."""

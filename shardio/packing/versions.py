@@ -64,8 +64,11 @@ def changing(folder: str) -> Iterator[Manifest]:
     Raises BusyError, NotPackedError, ExistsError where an unfinished packing is here.
     """
     manifest.load(locate(folder))  # explains what is here, if it is nothing
-    with output_dir.own_unplanned(folder, secrets.token_bytes(16)).for_one_call():
-        yield manifest.load(locate(folder))
+    with output_dir.own_unplanned(folder, secrets.token_bytes(16)) as owner:
+        try:
+            yield manifest.load(locate(folder))
+        finally:
+            owner.clean()  # also of what was left by others that were killed
 
 
 def commit(

@@ -30,6 +30,7 @@ from shardio import (
     SourceError,
     SourceOptions,
     Writer,
+    index,
     pack,
     unpack,
     verify,
@@ -224,6 +225,23 @@ def test_other_sources_are_taken_too(out: Path, more: Path, tmp_path: Path) -> N
     plant(tmp_path / "files", {"class1/x.jpg": noise("x", 300), "class9/y.jpg": noise("y", 300)})
     done = append(tmp_path / "list.csv", out, read=SourceOptions(root=tmp_path / "files"))
     assert done.classes == ["class9"] and stored(out)["class9/y.jpg"][1] == "class9"
+
+
+@pytest.mark.parametrize("form", ["packed", "tars"])
+def test_records_of_other_datasets_are_known_by_their_keys(
+    out: Path, more: Path, source: Path, tmp_path: Path, form: str
+) -> None:
+    shutil.copytree(source / "class0", more / "class0")
+    pack(more, tmp_path / "packed", jobs=1)
+    api.export(tmp_path / "packed", tmp_path / "tars", format="webdataset")
+    index(tmp_path / "tars", jobs=1)
+    done = append(tmp_path / form, out, on_duplicate="skip")
+    expected = stored(tmp_path / "packed").keys()
+    if form == "packed":
+        assert (done.added, done.skipped) == (6, 8)
+        assert stored(out).keys() >= expected and len(stored(out)) == 30
+    again = append(tmp_path / form, out, on_duplicate="skip")
+    assert (again.added, again.skipped) == (0, 14)
 
 
 def test_what_was_written_by_a_writer_is_appended_to(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.packing import grouped
+from support.small_datasets import make
 from support.trees import content, noise, picture, plant, shardio, shardio_json, shards
 
 import shardio as api
@@ -183,6 +184,14 @@ def test_originals_that_were_kept_can_be_compared(tmp_path: Path) -> None:
     (folder / "c/1.jpg").write_bytes(picture(310, 280))
     done = update(folder, tmp_path / "out")
     assert (done.changed, done.unchanged) == (1, 2)
+
+
+def test_keys_that_are_alike_are_refused(tmp_path: Path) -> None:
+    folder = plant(tmp_path / "src", {"cat/1.jpg": noise("1", 300)})
+    alike = {"__key__": b"cat/1.jpg", "image": noise("1", 300), "label": 0}
+    make(tmp_path / "out", [3], sample=lambda number: alike)
+    with pytest.raises(OptionError, match=r"several records of the dataset have the key cat/1"):
+        update(folder, tmp_path / "out")
 
 
 def test_splits_are_updated_together(tmp_path: Path) -> None:

@@ -129,6 +129,13 @@ class Source:
         """Return all that reading the records at these places needs, for `reopen`."""
         raise NotImplementedError
 
+    def keys(self, places: Ints) -> Sequence[bytes] | None:
+        """Return the keys of records, where the listing calls these otherwise; None: it does not.
+
+        Raises DamageError, StorageError.
+        """
+        return None
+
     def renumbered(self, numbers: Sequence[int], fields: Collection[str]) -> Source:
         """Return this source with other numbers of its classes: class i becomes numbers[i].
 
@@ -322,6 +329,10 @@ class Renumbered(Source):
     def piece(self, places: Ints) -> Plain:
         """Return a piece of the source."""
         return self._source.piece(places)
+
+    def keys(self, places: Ints) -> Sequence[bytes] | None:
+        """Return the keys that the source gives."""
+        return self._source.keys(places)
 
     def renumbered(self, numbers: Sequence[int], fields: Collection[str]) -> Source:
         """Return the source renumbered once, by both."""

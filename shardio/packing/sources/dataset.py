@@ -61,6 +61,10 @@ class Records(Source):
         """Return the numbers of the records."""
         return {"numbers": self._numbers[places]}
 
+    def keys(self, places: Ints) -> list[bytes]:
+        """Return the keys of records, which a listing names by their numbers."""
+        return self._records.stored_keys(self._numbers[places].tolist())
+
     @contextlib.contextmanager
     def open(self) -> Iterator[Read]:
         def read(place: int) -> Sample:
