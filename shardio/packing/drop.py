@@ -26,6 +26,7 @@ from ..names import key_bytes, key_text
 from ..order.subset import All, conditions, mark_where
 from ..storage.location import local_path, locate
 from ..units import check_bool, show_count
+from .pack import resumable
 from .versions import changing, commit, with_excluded
 
 _SHOWN = 10  # keys that are named
@@ -94,7 +95,7 @@ def drop(
     wanted = None if keys is None else {*map(_key, keys)}
     chosen = where if isinstance(where, Mapping) or where is None else conditions(where)
     done = Dropped(folder, dry_run=dry_run)
-    with contextlib.ExitStack() as owners:
+    with resumable(), contextlib.ExitStack() as owners:
         work, seen = [], set[bytes]()
         for split, root in manifest.datasets(folder).items():
             before = manifest.load(locate(root))
