@@ -41,6 +41,7 @@ _DRAW_US: Final = 0.03  # to make one draw of a span's order
 _GROUPED: Final = {  # options that are given in an object
     "buffer_bytes": "storage=shardio.Storage(buffer_bytes={})"
 }
+_SMALL_SHARD, _SMALL_SHARDS = 4, 32  # this part of the usual size; of so many it is said
 _REPACK: Final = "pack again with a {} --shard-size"
 
 
@@ -60,7 +61,7 @@ def advise(job: TrainingJob) -> tuple[Advice, ...]:
     if not job.records:
         look = "look at what was packed: `shardio info`"
         return (Advice("no_records", "there are no records", look),)
-    rules = (_counts, _class_order, _order, _nodes, _network, _memory, _files, _row_groups)
+    rules = (_counts, _class_order, _order, _nodes, _network, _memory, _files, _small, _row_groups)
     return tuple(advice for rule in rules for advice in rule(job))
 
 
@@ -358,6 +359,20 @@ def _memory(job: TrainingJob) -> Iterator[Advice]:
             f"process, {show_size(index * here)} on a machine"
         )
         yield Advice("index_memory", what, _REPACK.format("smaller"))
+
+
+def _small(job: TrainingJob) -> Iterator[Advice]:
+    """Look at shards that many small appends left."""
+    manifest = job.manifest
+    usual = manifest.options.get("shard_size")
+    if manifest.commit is None or not isinstance(usual, int):
+        return
+    small = int((manifest.shard_sizes * _SMALL_SHARD < usual).sum())
+    if small >= _SMALL_SHARDS and 2 * small > manifest.shards:
+        what = f"{small:,} of {manifest.shards:,} shards are smaller than a quarter of "
+        what += f"{show_size(usual)}, since records were appended in small parts: each is a file "
+        what += "to open, or a request"
+        yield Advice("small_shards", what, "append less often, or pack it again: `shardio pack`")
 
 
 def _files(job: TrainingJob) -> Iterator[Advice]:

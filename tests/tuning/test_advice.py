@@ -1,5 +1,6 @@
 """Advice: each rule names one thing, and its change mends it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from support.tuning_jobs import (
 
 from shardio.dataset.reader import Reader
 from shardio.formats import manifest
-from shardio.formats.manifest import Manifest
+from shardio.formats.manifest import Commit, Manifest
 from shardio.order.options import RequestedOptions
 from shardio.storage.location import locate
 from shardio.tuning import simulate
@@ -210,6 +211,19 @@ def test_packs_that_cannot_be_mended_by_options_are_to_be_packed_again():
     assert codes(random) == ["files_reopened"]
     for e in (explained(large, job, batch_size=256), random):
         assert e.warnings[0].change == {} and "--shard-size" in e.warnings[0].mend
+
+
+def test_many_small_appends_are_told():
+    commit = Commit("0" * 16, "", "append", {})
+    large = imagined([1000] * 8 + [10] * 40)
+    usual = int(large.shard_sizes[0])
+    for count, said in ((40, ["small_shards"]), (20, [])):
+        made = imagined([1000] * 8 + [10] * count)
+        grown = replace(made, commit=commit, options={"shard_size": usual})
+        found = explained(grown, {}, batch_size=8)
+        assert [code for code in codes(found) if code == "small_shards"] == said
+    packed = replace(large, options={"shard_size": usual})
+    assert "small_shards" not in codes(explained(packed, {}, batch_size=8))
 
 
 def test_an_order_that_takes_more_memory_than_there_is():
