@@ -19,9 +19,19 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ..errors import ExistsError, OptionError, SampleError, StorageError, printable, there_are
+from ..dataset.reader import Reader
+from ..errors import (
+    BusyError,
+    ExistsError,
+    OptionError,
+    SampleError,
+    StorageError,
+    printable,
+    there_are,
+)
 from ..formats import check_packed, manifest
 from ..formats.base import MAX_RECORDS, ShardInfo
+from ..formats.manifest import Manifest
 from ..formats.sample import Schema, infer_fields
 from ..images.filetype import image_type
 from ..names import KEY, key_bytes, key_text
@@ -30,8 +40,10 @@ from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate
 from ..units import check_bool, check_int, check_size, show_count
 from . import journal, output_dir
+from .drop import find_keys
 from .plan import SHARD_SIZE
 from .shard_writer import ShardWriter
+from .versions import commit
 
 _HASH = "S16"  # xxh3_128 of a key: no two of 10**9 keys share one by chance (1 in 10**21)
 
@@ -48,6 +60,8 @@ class Writer:
     shard_size   bytes after which a shard is complete, or like "64MB"
     max_records  records a shard, at most
     overwrite    commit over another dataset in `out`; its shards stay until `gc`
+    append       add to the dataset in `out`, as a new version: fields, format and id are its own;
+                 `classes` may have more names behind those that it has
 
     A sample that does not fit raises SampleError and is not written; the Writer goes on. When a
     shard cannot be written (StorageError), or holds a key twice (SampleError, once the shard is
@@ -70,10 +84,11 @@ class Writer:
         shard_size: int | str = SHARD_SIZE,
         max_records: int | None = None,
         overwrite: bool = False,
+        append: bool = False,
     ) -> None:
         if max_records is not None:
             max_records = check_int("max_records", max_records, 1, MAX_RECORDS)
-        check_bool(overwrite=overwrite)
+        check_bool(overwrite=overwrite, append=append)
         if isinstance(classes, (str, bytes)):
             raise OptionError(f"classes is {classes!r}; expected a list of names")
         if not isinstance(id, (str, type(None))):
@@ -90,6 +105,13 @@ class Writer:
         self._id = named or secrets.token_bytes(16)
         self._shard_size = check_size("shard_size", shard_size)
         self._max_records, self._overwrite = max_records, overwrite
+        self._base: Manifest | None = None  # of the dataset that is appended to
+        if append:
+            given = {"fields": fields, "id": id, "overwrite": overwrite or None}
+            self._base = _appended_to(self.out, given, self._classes)
+            self._schema, self._images = self._base.schema, self._base.schema.images
+            self._format, self._id = self._base.format, self._base.dataset_id
+            self._classes = self._classes or self._base.classes
         self._token = local.token()
         self._process = os.getpid()
         self._shards: list[ShardInfo] = []
@@ -130,7 +152,8 @@ class Writer:
         """Append one sample. Raises SampleError when it does not fit the fields."""
         self._begin()
         if KEY not in sample:
-            sample = {KEY: b"%09d" % self.records, **sample}
+            first = 0 if self._base is None else self._base.stored_records
+            sample = {KEY: b"%09d" % (first + self.records), **sample}
         self._check_label(sample)
         if self._schema is None:
             self._schema = Schema(infer_fields(sample))
@@ -138,7 +161,8 @@ class Writer:
         self._check_images(sample)
         with self._ending_on_error(StorageError):
             if self._shard is None:
-                number, format = len(self._shards), self._format
+                first = 0 if self._base is None else self._base.shards
+                number, format = first + len(self._shards), self._format
                 self._shard = ShardWriter(
                     self.out, self._token, self._schema, self._id, number, format
                 )
@@ -168,6 +192,12 @@ class Writer:
             raise SampleError(
                 f"{printable(self.out)}: no sample was written, and no fields were given"
             )
+        if self._base is not None:
+            base, added = self._base, {"added": self.records}
+            after = manifest.extended(base, self._shards, self._blob_bytes, self._classes)
+            commit(self.out, base, after, "append", added, {})
+            owner.clean()
+            return
         written = manifest.make(
             self._shards,
             dataset_id=self._id,
@@ -220,6 +250,13 @@ class Writer:
         return self._owner
 
     def _check_free(self) -> None:
+        if self._base is not None:
+            if manifest.load(locate(self.out)).version_id != self._base.version_id:
+                raise BusyError(
+                    f"{printable(self.out)}: the dataset was changed since this Writer was opened: "
+                    "open it again"
+                )
+            return
         output_dir.check(LocalDirectory(self.out))
         if not self._overwrite and (there := manifest.load_if_packed(locate(self.out))):
             raise ExistsError(
@@ -234,6 +271,11 @@ class Writer:
             self._shard = None
             return
         self._known_keys.add(self._keys)
+        if self._base is not None:
+            reader = Reader(locate(self.out), self._base)
+            _, found = find_keys(reader, set(self._keys), dropped=False)
+            for key in sorted(found):
+                raise SampleError(f"key {printable(key)} is in the dataset; keys must be unique")
         info = shard.finish()
         shard.commit(info.name)
         self._shard = None
@@ -281,6 +323,28 @@ class Writer:
                     "of an image does. Bytes of something else are of kind 'bytes': "
                     f"fields={{..., {name!r}: 'bytes'}}"
                 )
+
+
+def _appended_to(out: str, given: Mapping[str, Any], classes: tuple[str, ...] | None) -> Manifest:
+    """Return the dataset that is appended to. Raises OptionError, NotPackedError.
+
+    given: options that it has itself. classes: names that may go on behind its own
+    """
+    for name, value in given.items():
+        if value is not None:
+            raise OptionError(f"{name} is given with append=True: leave it out")
+    base = manifest.load(locate(out))
+    if base.names is not None:
+        raise OptionError(
+            f"{base.where}: it is an index of files of another format, and has no shards of its own"
+        )
+    known = base.classes or ()
+    if classes is not None and classes[: len(known)] != known:
+        raise OptionError(
+            f"classes: expected those of the dataset, {', '.join(map(printable, known[:10]))}, and "
+            "new ones behind them: no label that is there may change"
+        )
+    return base
 
 
 def _class_name(name: object) -> str:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.trees import JPEG, content, environment, images, plant, shardio, shards
+from support.trees import JPEG, content, environment, images, noise, plant, shardio, shards
 
+import shardio as api
 from shardio.dataset import sequence as sequences
 from shardio.errors import (
     BusyError,
@@ -436,3 +437,68 @@ def test_old_rejected_files_are_not_those_of_a_new_stream(tmp_path: Path) -> Non
     packing.pack(source, tmp_path / "out", jobs=1, on_error="skip")
     write(tmp_path / "out", overwrite=True)
     assert not (tmp_path / "out" / "rejected.jsonl").exists()
+
+
+# --- append ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    with Writer(tmp_path / "out", classes=["a", "b"], max_records=2) as writer:
+        for i in range(3):
+            writer.write({"image": noise(f"{i}", 300), "label": i % 2})
+    return tmp_path / "out"
+
+
+def test_samples_are_appended_as_a_version(written: Path) -> None:
+    with Writer(written, append=True, classes=["a", "b", "c"], max_records=2) as writer:
+        for i in range(3):
+            writer.write({"image": noise(f"new {i}", 300), "label": 2})
+    data = api.open(written, decode=None)
+    assert data.keys() == [f"{i:09d}" for i in range(6)]
+    assert data.targets.tolist() == [0, 1, 0, 2, 2, 2] and data.classes == ["a", "b", "c"]
+    assert data[4]["image"] == noise("new 1", 300)
+    newest, first = api.log(written).versions
+    assert (newest.command, newest.changes, first.records) == ("append", {"added": 3}, 3)
+    assert api.verify(written, sha256=True).damages == []
+
+
+def test_what_fails_leaves_the_dataset_as_it_was(written: Path) -> None:
+    before = content(written)
+    with pytest.raises(RuntimeError), Writer(written, append=True) as writer:
+        writer.write({"image": noise("x", 300), "label": 0})
+        raise RuntimeError
+    assert content(written) == before
+    alike = pytest.raises(SampleError, match="key 000000001 is in the dataset")
+    with alike, Writer(written, append=True) as writer:
+        writer.write({"__key__": "000000001", "image": noise("x", 300), "label": 0})
+    assert content(written) == before
+    api.drop(written, keys=["000000001"])
+    with Writer(written, append=True) as writer:
+        writer.write({"__key__": "000000001", "image": noise("x", 300), "label": 0})
+    assert len(api.open(written)) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fields": {"image": "image"}}, "fields is given with append=True"),
+        ({"id": "x"}, "id is given with append=True"),
+        ({"overwrite": True}, "overwrite is given with append=True"),
+        ({"classes": ["b", "a"]}, "expected those of the dataset, a, b"),
+    ],
+)
+def test_options_that_the_dataset_has_are_refused(
+    written: Path, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(OptionError, match=said):
+        Writer(written, append=True, **options)
+    with pytest.raises(NotPackedError):
+        Writer(written.parent / "nothing", append=True)
+
+
+def test_a_dataset_that_changed_meanwhile_is_told(written: Path) -> None:
+    writer = Writer(written, append=True)
+    api.drop(written, keys=["000000001"])
+    with pytest.raises(BusyError, match="open it again"):
+        writer.write({"image": noise("x", 300), "label": 0})
