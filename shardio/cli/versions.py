@@ -69,9 +69,11 @@ DROP = Command(
     option("--keys", "FILE", "keys of the records, one a line; -: from stdin"),
     option("--where", "COND", "conditions on the index: label=cat, score<0.5", action="append"),
     option("--missing", choices=("error", "ignore")),
+    option("--erase"),
     option("--dry-run"),
     examples=(
         "shardio drop packed --keys opted-out.txt",
+        "shardio drop packed --keys opted-out.txt --erase",
         "shardio drop packed --where label=cat --dry-run",
     ),
 )

@@ -56,6 +56,7 @@ SUFFIXES = {"record": ".shard", "lmdb": ".lmdb"}  # of the formats that shardio 
 
 _START = b'{\n"format": "shardio"'  # how a manifest begins
 _SHARDS = b'"shards": [\n'
+_NAMED = re.compile(r"[0-9]{5,8}-[0-9a-f]{8}\.(shard|lmdb)\Z")
 _DIGEST = re.compile(rb'"sha256": "([0-9a-f]{64})"\n\}\n\Z')
 _VERSION = re.compile(
     rb'\{\n"format": "shardio(?:-splits|-tags)?",\n'
@@ -71,6 +72,15 @@ class Sidecar(NamedTuple):
     name: str  # of its content
     entries: int
     sha256: bytes
+
+
+class Successor(NamedTuple):
+    """What a manifest says of the shard that took the place of one, whose file must go."""
+
+    size: int
+    sha256: bytes
+    index_checksum: int
+    erased_bytes: int  # of the blobs that only the older one has
 
 
 @dataclass(frozen=True)
@@ -102,6 +112,7 @@ class Manifest:
     version: int = 0  # of the format it was written in
     excluded: Sidecar | None = None  # the list of the records that were dropped
     commit: Commit | None = None  # that made this version; None: it was packed so
+    erased: Mapping[str, Successor] = field(default_factory=dict)  # by names of files that must go
     where: str = field(default=MANIFEST, compare=False)  # for messages
     digest: str = field(default="", compare=False)  # SHA-256 of the file, where it was read
 
@@ -185,6 +196,11 @@ class Manifest:
             side, commit = self.excluded, self.commit
             head["excluded"] = side and [side.name, side.entries, side.sha256.hex()]
             head["commit"] = commit and [*astuple(commit)]
+        if self.erased:
+            head["erased"] = [
+                [old, new.size, new.sha256.hex(), f"{new.index_checksum:016x}", new.erased_bytes]
+                for old, new in sorted(self.erased.items())
+            ]
         rows = ",\n".join(
             _json([s.name, s.records, s.size, s.sha256.hex(), f"{s.index_checksum:016x}"])
             for s in map(self.shard, range(self.shards))
@@ -505,7 +521,7 @@ def _parse(data: bytes, where: str) -> Manifest:
     count = rows.count(b"\n")
     if count > MAX_SHARDS:
         raise ValueError(f"{count:,} shards; the limit is {MAX_SHARDS:,}")
-    packed, names = head["shard_format"] in SUFFIXES, []
+    packed, names, erased = head["shard_format"] in SUFFIXES, [], _erased(head.get("erased", []))
     records, sizes, indexes, digests = array("q"), array("q"), array("Q"), bytearray()
     lines = io.BytesIO(rows)
     while some := b"".join(itertools.islice(lines, _LINES)):
@@ -517,6 +533,8 @@ def _parse(data: bytes, where: str) -> Manifest:
                 names.append(_safe(name))
             elif name != shard_name(number, digest, head["shard_format"]):
                 raise ValueError(f"shard {number} has the name {printable(str(name))!r}")
+            if name in erased:
+                raise ValueError(f"shard {number} is one whose file must go")
             records.append(_count(shard_records, MAX_RECORDS))
             sizes.append(_count(size, MAX_BYTES))
             indexes.append(int.from_bytes(_unhex(index, 8), "big"))
@@ -548,6 +566,7 @@ def _parse(data: bytes, where: str) -> Manifest:
         version=head["version"],
         excluded=_sidecar(head.get("excluded"), sum(records)),
         commit=_commit(head.get("commit")),
+        erased=erased,
         where=where,
         digest=_sealed(data),
     )
@@ -577,6 +596,18 @@ def _commit(value: Any) -> Commit | None:
     ):
         raise ValueError("what it says of its commit is of another type")
     return Commit(parent, time, command, {str(k): _count(v, MAX_BYTES) for k, v in changes.items()})
+
+
+def _erased(rows: Any) -> dict[str, Successor]:
+    """Read which files a manifest says must go, and what followed them. Raises ValueError."""
+    found = {}
+    for old, size, sha256, index, gone in rows:
+        if type(old) is not str or not _NAMED.match(old):
+            raise ValueError(f"{printable(repr(old))} is no name of a shard")
+        checksum = int.from_bytes(_unhex(index, 8), "big")
+        values = _count(size, MAX_BYTES), _unhex(sha256, 32), checksum, _count(gone, MAX_BYTES)
+        found[old] = Successor(*values)
+    return found
 
 
 def check_options(options: Any) -> None:

@@ -323,8 +323,8 @@ def test_a_file_that_shrinks_while_it_is_read_is_damage(tmp_path: Path) -> None:
 def test_a_newer_version_is_told_apart_from_damage() -> None:
     data, info = write(small())
     newer = bytearray(data)
-    newer[8] = newer[-60 + 24] = 1
-    with pytest.raises(VersionError, match="version 1; this shardio reads up to 0"):
+    newer[8] = newer[-60 + 24] = 2
+    with pytest.raises(VersionError, match="version 2; this shardio reads up to 1"):
         RecordShard(Bytes(newer), info, ID)
     other_sum = bytearray(data)
     other_sum[10] = 2
