@@ -16,11 +16,11 @@ def _drop(output: Output, *, keys: str | None = None, **call: Any) -> int:
     from ..packing.drop import drop
 
     if keys is not None:
-        call["keys"] = _lines(keys)
+        call["keys"] = lines_of("--keys", keys)
     return output.show(drop(**call))
 
 
-def _lines(name: str) -> list[bytes]:
+def lines_of(option: str, name: str) -> list[bytes]:
     """Return the lines of a file, or of stdin. Raises OptionError, StorageError."""
     try:
         if name == "-":
@@ -29,10 +29,10 @@ def _lines(name: str) -> list[bytes]:
             with open(name, "rb") as file:
                 data = file.read()
     except OSError as error:
-        raise StorageError(f"--keys {printable(name)}: {error.strerror}") from None
+        raise StorageError(f"{option} {printable(name)}: {error.strerror}") from None
     found = [line for line in data.replace(b"\r\n", b"\n").split(b"\n") if line]
     if not found:
-        raise OptionError(f"--keys {printable(name)}: no key is in it; expected one a line")
+        raise OptionError(f"{option} {printable(name)}: no key is in it; expected one a line")
     return found
 
 

@@ -120,7 +120,9 @@ class RecordEncoder:
         self._columns: list[tuple[int, list[Any]]] = [
             (i, []) for i, (_, kind) in enumerate(schema.fields) if kind in SCALARS
         ]
-        self._values = {schema.names[i]: values for i, values in self._columns}
+        self._values: Mapping[str, Sequence[Any]] = {
+            schema.names[i]: values for i, values in self._columns
+        }
 
     def header(self) -> bytes:
         """Return the first bytes of the file."""
@@ -175,7 +177,7 @@ class RecordEncoder:
 
     def index_as(self, hashes: Sequence[int], columns: Mapping[str, Sequence[Any]]) -> None:
         """Index the records by these key hashes and values, one a record."""
-        self._hashes, self._values = list(hashes), dict(columns)
+        self._hashes, self._values = list(hashes), columns
 
     def finish(self) -> bytes:
         """Return the last bytes of the file: the index and the trailer."""

@@ -107,10 +107,8 @@ def drop(
         raise OptionError("drop: give keys or where, one of them")
     if missing not in ("error", "ignore"):
         raise OptionError(f"missing is {printable(repr(missing))}; expected 'error' or 'ignore'")
-    if isinstance(keys, (str, bytes)):
-        raise OptionError(f"keys is {printable(repr(keys))}: expected several keys, as a list")
     folder = local_path(path)
-    wanted = None if keys is None else {*map(_key, keys)}
+    wanted = None if keys is None else check_keys("keys", keys)
     chosen = where if isinstance(where, Mapping) or where is None else conditions(where)
     done = Dropped(folder, dry_run=dry_run)
     with contextlib.ExitStack() as owners:
@@ -195,12 +193,18 @@ def _check(
         raise OptionError(f"{shown}: no record meets {printable(repr(texts))}")
 
 
-def _key(key: str | bytes) -> bytes:
-    """Return a key as it is stored. Raises OptionError."""
-    try:
-        return key_bytes(key)
-    except (UnicodeEncodeError, TypeError, AttributeError):
-        raise OptionError(f"keys: {printable(repr(key))} is no key of a record") from None
+def check_keys(option: str, keys: Iterable[str | bytes]) -> set[bytes]:
+    """Return keys as they are stored. Raises OptionError."""
+    if isinstance(keys, (str, bytes)):
+        raise OptionError(f"{option} is {printable(repr(keys))}: expected several keys, as a list")
+    found = set()
+    for key in keys:
+        try:
+            found.add(key_bytes(key))
+        except (UnicodeEncodeError, TypeError, AttributeError):
+            text = printable(repr(key))
+            raise OptionError(f"{option}: {text} is no key of a record") from None
+    return found
 
 
 def _keys(keys: list[str]) -> str:

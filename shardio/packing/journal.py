@@ -52,7 +52,7 @@ from ..errors import (
     VersionError,
     printable,
 )
-from ..formats import begins_packed, manifest
+from ..formats import begins_packed, manifest, version
 from ..formats.index import key_hash
 from ..formats.sample import Schema, pack_columns, unpack_columns
 from ..names import key_bytes, key_text
@@ -459,7 +459,8 @@ def is_ours(directory: str, name: str) -> bool:
             return True
     if (start := first_bytes(directory, name, 64)) is None:
         return False
-    ours = (PLAN_MAGIC, WRITER_MAGIC, b'{"', b"{\n")  # journals, lists of rejected keys, manifests
+    # Journals, lists of rejected keys, manifests, lists of dropped records.
+    ours = (PLAN_MAGIC, WRITER_MAGIC, b'{"', b"{\n", version.MAGIC)
     begins = any(start.startswith(magic) or magic.startswith(start) for magic in ours)
     return begins or begins_packed(start)
 

@@ -90,7 +90,7 @@ def commit(
     own = {name: count for name, count in changes.items() if count}
     this = Commit(before.version_id, now, command, own)
     named = files_of(after)
-    gone = {old: one for old, one in (before.erased | after.erased).items() if old not in named}
+    gone = {old: one for old, one in {**before.erased, **after.erased}.items() if old not in named}
     new = replace(after, version=GROWN, library=__version__, commit=this, erased=gone, digest="")
     for name, data in files.items():
         place.write(name, data)
