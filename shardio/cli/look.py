@@ -395,7 +395,7 @@ VERIFY = Command(
     examples=(
         "shardio verify packed",
         "shardio verify packed --decode --jobs 4",
-        "shardio verify packed --dropped opted-out.txt",
+        "shardio verify packed --dropped erased.txt",
     ),
     forks=True,
 )

@@ -613,9 +613,10 @@ class RecordShard:
         advice = (
             "The shard differs from what was packed; `shardio verify` lists all that is damaged."
         )
-        if not length and self.version >= ERASED:
-            why = "it was erased"
-        if length != len(data) - 16:
+        if record in self.erased:
+            what = "it was erased"
+            advice = "A list of dropped records hides it, beside the manifest: restore that one."
+        elif length != len(data) - 16:
             what = f"its length is {length:,}, expected {len(data) - 16:,}"
         elif (found := _checksum(data[8:], self._seed + record)) != checksum:
             what = f"checksum is {found:#018x}, expected {checksum:#018x}"

@@ -34,5 +34,7 @@ Its files:
     copy           a dataset to another disk or store
     versions       commits after packing: log, diff, tags, and back to an older one
     drop           records that are hidden
+    erase          shards written anew without records
+    remains        what is left of them in a directory
     gc             what no manifest names goes
 """

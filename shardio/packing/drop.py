@@ -71,10 +71,11 @@ class Dropped:
             for split, one in self.versions.items()
         ]
         if self.erased and not self.dry_run:
-            lines.append(
-                "older versions that show them cannot be read any more. The old files still hold "
-                f"the bytes: `shardio gc {printable(self.out, 4096)} --keep 0s` removes these files"
-            )
+            lines += [
+                "older versions that show them cannot be read any more",
+                f"`shardio gc {printable(self.out, 4096)} --keep 0s` removes the old files, which "
+                "still have the bytes",
+            ]
         return "\n".join(lines)
 
 

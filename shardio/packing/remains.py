@@ -46,8 +46,9 @@ _WIDE = 8  # bytes of a key's end by which it is found; of a shorter one, LEAST
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _MAX_SEALED = manifest.MAX_MANIFEST
 _ALWAYS = (
-    "not seen: caches, copies and backups elsewhere; files that a running process still holds "
-    "open; blocks of the device that are free again; the same image under another key"
+    "not seen: caches, copies and backups elsewhere",
+    "not seen: files that a running process holds open, and blocks of the device that are free",
+    "not seen: the same image under another key",
 )
 
 
@@ -89,7 +90,7 @@ def seek(path: str | os.PathLike[str], keys: Iterable[str | bytes]) -> tuple[Sou
     top, wanted = local_path(path), check_keys("dropped", keys)
     if not wanted:
         raise OptionError("dropped: no key is in it")
-    found, left = Sought(len(wanted), unseen=[_ALWAYS]), list[Left]()
+    found, left = Sought(len(wanted), unseen=[*_ALWAYS]), list[Left]()
     datasets = {
         os.path.abspath(folder): _Dataset(folder) for folder in manifest.datasets(top).values()
     }

@@ -13,7 +13,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -165,12 +165,9 @@ def verify(
     """
     check_bool(decode=decode, sha256=sha256)
     if dropped is not None:
-        others = decode or sha256 or root or executor or part or parts or max_pixels
-        if others or (storage is not None and storage != Storage()):
-            raise OptionError(
-                "dropped: it looks for keys alone, in a directory; leave out the rest"
-            )
-        return _seek(path, dropped)
+        return _seek(
+            path, dropped, decode, sha256, root, storage, executor, part, parts, max_pixels
+        )
     check_executor(executor)
     jobs = processes(jobs)
     chosen = PartOptions(part=part, parts=parts, stagger_s=stagger_s).begun(announce)
@@ -191,20 +188,8 @@ def verify(
             )
     if decode:
         pil_info()
-    hidden = [_hidden(index, one) for index, one in datasets]
-    tasks = [
-        _Task(
-            one.format,
-            one.opening(index, shards),
-            one.shard(number),
-            tuple((n, n == one.schema.main_image) for n in one.schema.images) if decode else (),
-            max_pixels,
-            sha256,
-            of_shards[number],
-        )
-        for (index, one), of_shards in zip(datasets, hidden, strict=True)
-        for number in range(one.shards)
-    ]
+    how = _Checks(decode, max_pixels, sha256)
+    tasks = [task for index, one in datasets for task in _tasks(index, shards, one, how)]
     numbers = chosen.shards_of(len(tasks))
     tasks = tasks[numbers.start : numbers.stop]
     size = sum(task.info.size for task in tasks)
@@ -227,21 +212,34 @@ def verify(
     return found
 
 
-def _seek(path: str | os.PathLike[str], dropped: Iterable[str | bytes]) -> Verified:
-    """Look for what is left of the records with these keys."""
+def _seek(path: str | os.PathLike[str], dropped: Iterable[str | bytes], *others: Any) -> Verified:
+    """Look for what is left of records with these keys. Raises OptionError for other options."""
+    if any(one not in (None, False, Storage()) for one in others):
+        raise OptionError("dropped looks for keys alone, in a directory: leave out the rest")
     sought, left = seek(path, dropped)
+    counts = sought.shards, sought.records, sought.bytes
     damages = [Damage(*one) for one in left]
-    return Verified(
-        sought.shards, sought.records, sought.bytes, damages, erased=sought.erased, sought=sought
-    )
+    return Verified(*counts, damages, erased=sought.erased, sought=sought)
 
 
-def _hidden(index: Location, one: Manifest) -> list[Numbers]:
-    """Return the numbers, in each shard, of the records that were dropped. Raises DamageError."""
-    starts = np.concatenate([[0], np.cumsum(one.shard_records)])
-    excluded = load_excluded(index, one)
-    bounds = np.searchsorted(excluded, starts)
-    return [excluded[a:b] - first for a, b, first in zip(bounds, bounds[1:], starts, strict=False)]
+class _Checks(NamedTuple):
+    """What is checked besides checksums and the index."""
+
+    decode: bool
+    max_pixels: int | None
+    sha256: bool
+
+
+def _tasks(index: Location, root: Location | None, one: Manifest, how: _Checks) -> Iterator[_Task]:
+    """Yield a task for each shard of a dataset. Raises DamageError."""
+    main, opening = one.schema.main_image, one.opening(index, root)
+    images = tuple((name, name == main) for name in one.schema.images) if how.decode else ()
+    excluded, stop = load_excluded(index, one), 0
+    for number in range(one.shards):
+        info, start = one.shard(number), stop
+        stop += info.records
+        hidden = excluded[slice(*np.searchsorted(excluded, [start, stop]))] - start
+        yield _Task(one.format, opening, info, images, how.max_pixels, how.sha256, hidden)
 
 
 def _check_shard(

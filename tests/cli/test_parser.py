@@ -133,6 +133,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shardio("pack", folder / "photos", folder / "packed", "--jobs", "1")
     shardio("tag", folder / "packed", "v1")
     (folder / "opted-out.txt").write_text("cat/1.jpg\ndog/2.jpg\n")
+    (folder / "erased.txt").write_text("cat/77.jpg\n")
     shardio("pack", folder / "photos", folder / "parts", "--part", "1/1", "--jobs", "1")
     shardio("export", folder / "packed", folder / "exported", "--format", "webdataset")
     return folder
