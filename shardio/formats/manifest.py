@@ -600,6 +600,8 @@ def _commit(value: Any) -> Commit | None:
 
 def _erased(rows: Any) -> dict[str, Successor]:
     """Read which files a manifest says must go, and what followed them. Raises ValueError."""
+    if type(rows) is not list:
+        raise ValueError("its list of files that must go is none")
     found = {}
     for old, size, sha256, index, gone in rows:
         if type(old) is not str or not _NAMED.match(old):
