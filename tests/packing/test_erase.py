@@ -10,7 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import small_datasets
 from support.exporting import FIELDS
+from support.raw_pixels import raw_data
 from support.trees import content, noise, plant, shardio, shardio_json, shards
 
 import shardio as api
@@ -19,6 +23,7 @@ from shardio import (
     OptionError,
     PlanOptions,
     ShardDataset,
+    ShardLoader,
     StateError,
     native,
     pack,
@@ -256,6 +261,44 @@ def test_a_selection_with_gaps_reads_over_them(packed: Any, options: dict[str, A
     assert sorted(one["__key__"] for one in data) == sorted(set(keys) - {*gone})
     some = data.select(range(0, len(data), 2))
     assert len({one["__key__"] for one in some}) == 35
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_an_erased_dataset_is_read_as_a_dropped_one(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """The same batches, in the same order, by both loaders, by parts, and of a selection."""
+    folder, counts = tmp_path_factory.mktemp("alike"), [20, 0, 15, 1]
+    raw = data.draw(st.booleans())
+    for name in ("dropped", "erased"):
+        (raw_data if raw else small_datasets.make)(folder / name, counts)
+    numbers = [*range(sum(counts))]
+    keys = keys_of(folder / "dropped")
+    gone = [keys[n] for n in data.draw(st.sets(st.sampled_from(numbers), min_size=1, max_size=30))]
+    drop(folder / "dropped", keys=gone)
+    for some in (gone[::2], gone):  # in two steps
+        drop(folder / "erased", keys=some, erase=True, missing="ignore")
+    options = {
+        "batch_size": data.draw(st.sampled_from([1, 4, 7])),
+        "shuffle_buffer": data.draw(st.sampled_from([None, 2, 5])),
+        "seed": data.draw(st.integers(0, 3)),
+        "tail": "exact",
+    } | ({} if raw else {"decode": None})
+    found = []
+    for name in ("dropped", "erased"):
+        one = ShardDataset(folder / name, **options)
+        with ShardLoader(ShardDataset(folder / name, **options), num_workers=0) as loader:
+            batches = [list(map(plain, batch.items())) for batch in loader]
+        assert batches == [list(map(plain, batch.items())) for batch in one]
+        some = one.select(range(0, len(one), 3)) if one.records else one
+        found.append((batches, [list(map(plain, batch.items())) for batch in some]))
+    assert found[0] == found[1] and verify(folder / "erased").damages == []
+
+
+def plain(item: tuple[str, Any]) -> tuple[str, Any]:
+    name, value = item
+    return name, value.tolist() if hasattr(value, "tolist") else value
 
 
 # --- older versions -------------------------------------------------------------------------------
