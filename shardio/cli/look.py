@@ -16,6 +16,7 @@ from ..names import key_text
 from .command import JOBS, OUT, READ_FROM, SHARED, STORE, Command, option
 from .exit_codes import DAMAGED, DONE, FAILED
 from .output import Output, as_base64, as_json, paint
+from .versions import lines_of
 
 if TYPE_CHECKING:
     from ..dataset.reader import Reader
@@ -323,9 +324,11 @@ def _as_bytes(value: Any) -> bytes:
 # --- verify ---------------------------------------------------------------------------------------
 
 
-def _verify(output: Output, **call: Any) -> int:
+def _verify(output: Output, *, dropped: str | None = None, **call: Any) -> int:
     from ..packing.verify import verify
 
+    if dropped is not None:
+        call["dropped"] = lines_of("--dropped", dropped)
     began = time.monotonic()
     with output.progress("verifying") as progress:
         found = verify(**call, progress=progress, announce=output.announce)
@@ -390,9 +393,14 @@ VERIFY = Command(
     option("--decode"),
     option("--max-pixels", "N"),
     option("--sha256"),
+    option("--dropped", "KEYS", "file of keys, one a line: look for what is left of these records"),
     JOBS,
     *SHARED,
     *READ_FROM,
-    examples=("shardio verify packed", "shardio verify packed --decode --jobs 4"),
+    examples=(
+        "shardio verify packed",
+        "shardio verify packed --decode --jobs 4",
+        "shardio verify packed --dropped erased.txt",
+    ),
     forks=True,
 )

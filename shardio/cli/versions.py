@@ -16,11 +16,11 @@ def _drop(output: Output, *, keys: str | None = None, **call: Any) -> int:
     from ..packing.drop import drop
 
     if keys is not None:
-        call["keys"] = _lines(keys)
+        call["keys"] = lines_of("--keys", keys)
     return output.show(drop(**call))
 
 
-def _lines(name: str) -> list[bytes]:
+def lines_of(option: str, name: str) -> list[bytes]:
     """Return the lines of a file, or of stdin. Raises OptionError, StorageError."""
     try:
         if name == "-":
@@ -29,10 +29,10 @@ def _lines(name: str) -> list[bytes]:
             with open(name, "rb") as file:
                 data = file.read()
     except OSError as error:
-        raise StorageError(f"--keys {printable(name)}: {error.strerror}") from None
+        raise StorageError(f"{option} {printable(name)}: {error.strerror}") from None
     found = [line for line in data.replace(b"\r\n", b"\n").split(b"\n") if line]
     if not found:
-        raise OptionError(f"--keys {printable(name)}: no key is in it; expected one a line")
+        raise OptionError(f"{option} {printable(name)}: no key is in it; expected one a line")
     return found
 
 
@@ -69,9 +69,11 @@ DROP = Command(
     option("--keys", "FILE", "keys of the records, one a line; -: from stdin"),
     option("--where", "COND", "conditions on the index: label=cat, score<0.5", action="append"),
     option("--missing", choices=("error", "ignore")),
+    option("--erase"),
     option("--dry-run"),
     examples=(
         "shardio drop packed --keys opted-out.txt",
+        "shardio drop packed --keys opted-out.txt --erase",
         "shardio drop packed --where label=cat --dry-run",
     ),
 )

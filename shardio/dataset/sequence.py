@@ -19,6 +19,7 @@ import numpy as np
 from ..errors import OptionError, name_record, printable, there_are
 from ..formats.base import Column, Shard
 from ..formats.index import key_hash
+from ..formats.record import whole_runs
 from ..formats.sample import Sample, give_text_key
 from ..formats.version import NONE
 from ..names import KEY, key_bytes, key_text
@@ -377,7 +378,9 @@ def shard_column(shard: Shard, name: str, kind: str) -> Column:
     """Return a field of kind int, float or bool of every record of a shard; masked where None."""
     column = shard.columns.get(name)
     if column is None:  # integers below 0 and above 2**63: no column holds both
-        values = [sample[name] for sample in shard.scan(0, shard.records)]
+        values = list[Any]([None] * shard.records)
+        for start, stop in whole_runs(shard, 0, shard.records):
+            values[start:stop] = (sample[name] for sample in shard.scan(start, stop))
         column = np.ma.MaskedArray(
             np.array([0 if value is None else value for value in values], object),
             [value is None for value in values],

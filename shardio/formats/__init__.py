@@ -10,6 +10,7 @@ row whose pattern its name matches.
     lmdb      the LMDB shard: records as values of one environment
     manifest  the list of a dataset's shards; the commit
     version   older manifests, records that were dropped, tags
+    erased    versions whose records were erased since
     tree      records written as files, which never leave their folder
     foreign   formats of other libraries
 """

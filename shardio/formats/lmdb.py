@@ -201,8 +201,8 @@ class LmdbEncoder(RecordEncoder):
     starts_last = True
     max_body = min(MAX_BODY, _MAX_VALUE - FRAME.size)
 
-    def __init__(self, schema: Schema, dataset_id: bytes, number: int) -> None:
-        super().__init__(schema, dataset_id, number)
+    def __init__(self, schema: Schema, dataset_id: bytes, number: int, *, version: int = 0) -> None:
+        super().__init__(schema, dataset_id, number, version=version)
         self.start = b""
         self._head = b""
         self._page = 2  # the next one
@@ -222,6 +222,11 @@ class LmdbEncoder(RecordEncoder):
         """Encode a record of values and blobs that are known to fit the fields."""
         number = self.records
         return self._add(number, *super().append(values, blobs))
+
+    def append_stored(self, stored: bytes | None) -> tuple[bytes, ...]:
+        """Append a record as another shard of this number stores it; None: one that is erased."""
+        number = self.records
+        return self._add(number, *super().append_stored(stored))
 
     def finish(self) -> bytes:
         """Return the last bytes of the file: the index and the trailer."""

@@ -56,6 +56,7 @@ SUFFIXES = {"record": ".shard", "lmdb": ".lmdb"}  # of the formats that shardio 
 
 _START = b'{\n"format": "shardio"'  # how a manifest begins
 _SHARDS = b'"shards": [\n'
+_NAMED = re.compile(r"[0-9]{5,8}-[0-9a-f]{8}\.(shard|lmdb)\Z")
 _DIGEST = re.compile(rb'"sha256": "([0-9a-f]{64})"\n\}\n\Z')
 _VERSION = re.compile(
     rb'\{\n"format": "shardio(?:-splits|-tags)?",\n'
@@ -71,6 +72,15 @@ class Sidecar(NamedTuple):
     name: str  # of its content
     entries: int
     sha256: bytes
+
+
+class Successor(NamedTuple):
+    """What a manifest says of the shard that took the place of one, whose file must go."""
+
+    size: int
+    sha256: bytes
+    index_checksum: int
+    erased_bytes: int  # of the blobs that only the older one has
 
 
 @dataclass(frozen=True)
@@ -103,6 +113,7 @@ class Manifest:
     excluded: Sidecar | None = None  # the list of the records that were dropped
     commit: Commit | None = None  # that made this version; None: it was packed so
     sources: Sidecar | None = None  # sizes and times of the files that were packed
+    erased: Mapping[str, Successor] = field(default_factory=dict)  # by names of files that must go
     where: str = field(default=MANIFEST, compare=False)  # for messages
     digest: str = field(default="", compare=False)  # SHA-256 of the file, where it was read
 
@@ -187,6 +198,11 @@ class Manifest:
                 side: Sidecar | None = getattr(self, name)
                 head[name] = side and [side.name, side.entries, side.sha256.hex()]
             head["commit"] = self.commit and [*astuple(self.commit)]
+        if self.erased:
+            head["erased"] = [
+                [old, new.size, new.sha256.hex(), f"{new.index_checksum:016x}", new.erased_bytes]
+                for old, new in sorted(self.erased.items())
+            ]
         rows = ",\n".join(
             _json([s.name, s.records, s.size, s.sha256.hex(), f"{s.index_checksum:016x}"])
             for s in map(self.shard, range(self.shards))
@@ -529,7 +545,7 @@ def _parse(data: bytes, where: str) -> Manifest:
     count = rows.count(b"\n")
     if count > MAX_SHARDS:
         raise ValueError(f"{count:,} shards; the limit is {MAX_SHARDS:,}")
-    packed, names = head["shard_format"] in SUFFIXES, []
+    packed, names, erased = head["shard_format"] in SUFFIXES, [], _erased(head.get("erased", []))
     records, sizes, indexes, digests = array("q"), array("q"), array("Q"), bytearray()
     lines = io.BytesIO(rows)
     while some := b"".join(itertools.islice(lines, _LINES)):
@@ -541,6 +557,8 @@ def _parse(data: bytes, where: str) -> Manifest:
                 names.append(_safe(name))
             elif name != shard_name(number, digest, head["shard_format"]):
                 raise ValueError(f"shard {number} has the name {printable(str(name))!r}")
+            if name in erased:
+                raise ValueError(f"shard {number} is one whose file must go")
             records.append(_count(shard_records, MAX_RECORDS))
             sizes.append(_count(size, MAX_BYTES))
             indexes.append(int.from_bytes(_unhex(index, 8), "big"))
@@ -573,6 +591,7 @@ def _parse(data: bytes, where: str) -> Manifest:
         excluded=_sidecar(head, "excluded", sum(records)),
         sources=_sidecar(head, "sources", sum(records)),
         commit=_commit(head.get("commit")),
+        erased=erased,
         where=where,
         digest=_sealed(data),
     )
@@ -607,6 +626,20 @@ def _commit(value: Any) -> Commit | None:
     ):
         raise ValueError("what it says of its commit is of another type")
     return Commit(parent, time, command, {str(k): _count(v, MAX_BYTES) for k, v in changes.items()})
+
+
+def _erased(rows: Any) -> dict[str, Successor]:
+    """Read which files a manifest says must go, and what followed them. Raises ValueError."""
+    if type(rows) is not list:
+        raise ValueError("its list of files that must go is none")
+    found = {}
+    for old, size, sha256, index, gone in rows:
+        if type(old) is not str or not _NAMED.match(old):
+            raise ValueError(f"{printable(repr(old))} is no name of a shard")
+        checksum = int.from_bytes(_unhex(index, 8), "big")
+        values = _count(size, MAX_BYTES), _unhex(sha256, 32), checksum, _count(gone, MAX_BYTES)
+        found[old] = Successor(*values)
+    return found
 
 
 def check_options(options: Any) -> None:

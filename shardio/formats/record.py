@@ -1,4 +1,4 @@
-"""The record shard, version 0: samples one after another, an index behind them, all of it checked.
+"""The record shard: samples one after another, an index behind them, all of it checked.
 
 Little-endian; no holes, no overlaps. docs/format.md specifies it for readers in other languages.
 
@@ -10,6 +10,9 @@ Little-endian; no holes, no overlaps. docs/format.md specifies it for readers in
               | each column: values [n], validity u8[n] if nulls
     trailer   index offset u64 | index length u64 | records u32 | shard number u32 | version u16
               | checksum kind u8 | 0 u8 | dataset id 16 | checksum u64 | magic 8
+
+Version 0 has such records only. In version 1 some were erased (packing/erase.py): frames of length
+0 and head 0, with a key hash of 0, and 0 in the columns, null where a column has nulls.
 
 A record's `length` counts head and blobs, `head` the bytes of its head alone. Its checksum covers
 all that follows it, and is seeded with the shard and the record's number, so that a record in
@@ -31,7 +34,7 @@ import xxhash
 from .. import native
 from ..errors import DamageError, SampleError, VersionError, printable
 from ..storage.base import File
-from .base import MAX_RECORDS, Column, Readable, ShardInfo
+from .base import MAX_RECORDS, Column, Readable, Shard, ShardInfo
 from .index import SCALARS, dump_columns, key_hash, take_columns
 from .index import checksum as _checksum
 from .sample import (
@@ -49,7 +52,8 @@ from .sample import (
     unpack_key,
 )
 
-VERSION = 0
+VERSION = 0  # that packing writes
+ERASED = 1  # of a shard that records were erased from; the newest that is read
 MAGIC = b"\x89SHD\r\n\x1a\n"  # a high byte, a name, CR LF, ctrl-Z, LF: text-mode transfers break it
 END_MAGIC = b"\x89DHS\r\n\x1a\n"
 XXH3_64 = 1  # the only checksum kind so far; a byte leaves room for others
@@ -71,6 +75,7 @@ _KEYS = 256  # records whose heads are asked for at once
 ATTEMPTS = 4  # to read again what came damaged over a network
 _FEW = 16 << 10  # bytes whose copy costs no more than a view of them
 _FIRST = 256  # bytes read of such a record first: frame and head of nearly all
+_RUN = 1 << 20  # bytes read at once of records that are only copied
 BLOCK = 120 << 10  # bytes of small records read at once: malloc maps 128 KiB anew, 0.1 us a record
 
 # Kinds of fields whose values the core makes; it knows them by these letters.
@@ -100,8 +105,11 @@ class RecordEncoder:
 
     max_body = MAX_BODY  # bytes of head and blobs of one record
 
-    def __init__(self, schema: Schema, dataset_id: bytes, number: int) -> None:
+    def __init__(
+        self, schema: Schema, dataset_id: bytes, number: int, *, version: int = VERSION
+    ) -> None:
         self.schema, self.dataset_id, self.number = schema, dataset_id, number
+        self.version = version
         self.records = 0
         self.blob_bytes = 0
         self.index_checksum = 0
@@ -112,12 +120,15 @@ class RecordEncoder:
         self._columns: list[tuple[int, list[Any]]] = [
             (i, []) for i, (_, kind) in enumerate(schema.fields) if kind in SCALARS
         ]
+        self._values: Mapping[str, Sequence[Any]] = {
+            schema.names[i]: values for i, values in self._columns
+        }
 
     def header(self) -> bytes:
         """Return the first bytes of the file."""
         fields = pack([list(field) for field in self.schema.fields])
-        start = _HEADER.pack(MAGIC, VERSION, XXH3_64, 0, self.number, self.dataset_id, len(fields))
-        data = start + fields
+        places = self.number, self.dataset_id, len(fields)
+        data = _HEADER.pack(MAGIC, self.version, XXH3_64, 0, *places) + fields
         data += _U64.pack(_checksum(data))
         self._size = len(data)
         return data
@@ -151,15 +162,31 @@ class RecordEncoder:
         self._size += 16 + length
         return checksum, hashed
 
+    def append_stored(self, stored: bytes | None) -> tuple[bytes, ...]:
+        """Append a record as another shard of this number stores it; None: one that is erased.
+
+        Its checksum stays, since it has the same place. `index_as` says how these are indexed.
+        """
+        if stored is None:
+            hashed = _LENGTHS.pack(0, 0)
+            stored = _U64.pack(_checksum(hashed, self._seed + self.records)) + hashed
+        self._lengths.append(len(stored) - FRAME.size)
+        self.records += 1
+        self._size += len(stored)
+        return (stored,)
+
+    def index_as(self, hashes: Sequence[int], columns: Mapping[str, Sequence[Any]]) -> None:
+        """Index the records by these key hashes and values, one a record."""
+        self._hashes, self._values = list(hashes), columns
+
     def finish(self) -> bytes:
         """Return the last bytes of the file: the index and the trailer."""
-        columns = {self.schema.names[i]: values for i, values in self._columns}
-        described, data = dump_columns(columns)
+        described, data = dump_columns(self._values)
         text = pack(described)
         lengths, hashes = (np.array(of, "<u4").tobytes() for of in (self._lengths, self._hashes))
         index = b"".join((_U32.pack(len(text)), text, lengths, hashes, data))
         places = self._size, len(index), self.records, self.number
-        hashed = index + _TRAILER.pack(*places, VERSION, XXH3_64, 0, self.dataset_id)
+        hashed = index + _TRAILER.pack(*places, self.version, XXH3_64, 0, self.dataset_id)
         self.index_checksum = int(_checksum(hashed))
         return hashed + _END.pack(self.index_checksum, END_MAGIC)
 
@@ -213,11 +240,11 @@ class RecordShard:
 
         A format that keeps records elsewhere has no byte between header and index.
         """
-        start = 0
+        start, version = 0, None
         if self._remote and file is self._file and info and dataset_id and schema:
             self.schema, self.dataset_id, self.number = schema, dataset_id, info.number
         else:
-            self.schema, self.dataset_id, self.number, start = _read_header(file)
+            self.schema, self.dataset_id, self.number, start, version = _read_header(file)
         letters = [_LETTERS.get(kind, "") for _, kind in self.schema.fields]
         self._letters = "".join(letters).encode() if all(letters) else b""
         # Asked once: it reads one record, and to ask takes a tenth of that.
@@ -225,14 +252,15 @@ class RecordShard:
         here = core is not None and self._letters and self._file.descriptor >= 0
         self._sample: Callable[..., Sample | None] | None = core.sample if core and here else None
         self._split: Callable[..., list[bytes | None]] | None = core.split if core else None
-        places, foreign_id, self.index_checksum = _read_trailer(file)
+        places, foreign_id, self.index_checksum, self.version = _read_trailer(file)
         index_offset, index_length, self.records, number = places
         if index_offset + index_length + _TRAILER_SIZE != file.size or index_offset < start:
             raise DamageError(
                 f"{file.name}: the trailer places an index of {index_length:,} bytes at byte "
                 f"{index_offset}, but the file is {file.size:,} bytes long"
             )
-        if (number, foreign_id) != (self.number, self.dataset_id):
+        own = self.number, self.dataset_id, self.version if version is None else version
+        if (number, foreign_id, self.version) != own:
             raise DamageError(f"{file.name}: header and trailer name different shards or datasets")
         self._check_expected(info, dataset_id, schema)
         scalars = sum(kind in SCALARS for _, kind in self.schema.fields)
@@ -263,6 +291,12 @@ class RecordShard:
         self.sizes = lengths.astype(np.int64) + FRAME.size
         return start or index_offset - int(self.sizes.sum()), index_offset
 
+    @property
+    def erased(self) -> Column:
+        """Return the numbers of the records whose bytes were erased: (n,) int64, ascending."""
+        found = self.sizes == FRAME.size if self.version >= ERASED else np.empty(0, bool)
+        return np.flatnonzero(found)
+
     def check(self) -> None:
         """Do nothing: opening checks all but the records."""
 
@@ -284,6 +318,19 @@ class RecordShard:
         """Return the checksum that is stored of a record, and that of its bytes as they are."""
         held = self._file.read(int(self._offsets[record]), int(self.sizes[record]))
         return FRAME.unpack_from(held)[0], int(_checksum(held[8:], self._seed + record))
+
+    def stored(self, start: int, stop: int) -> Iterator[bytes]:
+        """Yield records [start, stop) byte for byte, checked by nobody, by large reads."""
+        while start < stop:
+            first = int(self._offsets[start])
+            upto = int(np.searchsorted(self._offsets[: stop + 1], first + _RUN, "right")) - 1
+            upto = min(max(upto, start + 1), stop)
+            begins = (self._offsets[start:upto] - first).tolist()
+            sizes = self.sizes[start:upto].tolist()
+            block = memoryview(self._file.read(first, begins[-1] + sizes[-1]))
+            for at, size in zip(begins, sizes, strict=True):
+                yield bytes(block[at : at + size])
+            start = upto
 
     def read(self, record: int) -> Sample:
         """Read one record. Raises DamageError."""
@@ -566,7 +613,10 @@ class RecordShard:
         advice = (
             "The shard differs from what was packed; `shardio verify` lists all that is damaged."
         )
-        if length != len(data) - 16:
+        if record in self.erased:
+            what = "it was erased"
+            advice = "A list of dropped records hides it, beside the manifest: restore that one."
+        elif length != len(data) - 16:
             what = f"its length is {length:,}, expected {len(data) - 16:,}"
         elif (found := _checksum(data[8:], self._seed + record)) != checksum:
             what = f"checksum is {found:#018x}, expected {checksum:#018x}"
@@ -618,8 +668,24 @@ def _shown(schema: Schema) -> str:
     return printable(", ".join(f"{name} ({kind})" for name, kind in schema.fields))
 
 
-def _read_header(file: Readable) -> tuple[Schema, bytes, int, int]:
-    """Return schema, dataset id, shard number, and the byte at which records begin."""
+def erased_in(shard: Shard) -> Column:
+    """Return the numbers of the records of a shard whose bytes were erased: (n,) int64."""
+    return shard.erased if isinstance(shard, RecordShard) else np.empty(0, np.int64)
+
+
+def whole_runs(shard: Shard, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield [start, stop) of a shard's records as runs of such that were not erased."""
+    for record in erased_in(shard).tolist():
+        if start <= record < stop:
+            if start < record:
+                yield start, record
+            start = record + 1
+    if start < stop:
+        yield start, stop
+
+
+def _read_header(file: Readable) -> tuple[Schema, bytes, int, int, int]:
+    """Return schema, dataset id, shard number, the byte at which records begin, and version."""
     if file.size < _HEADER.size + 8 + _TRAILER_SIZE:
         raise DamageError(f"{file.name}: {file.size} bytes are too few for a record shard")
     data = file.read(0, min(4096, file.size))
@@ -643,11 +709,15 @@ def _read_header(file: Readable) -> tuple[Schema, bytes, int, int]:
         fields = unpack(data[_HEADER.size : end])
     except ValueError as error:
         raise DamageError(f"{file.name}: header at byte 0: {error}") from None
-    return check_schema(fields, f"{file.name}: header at byte 0"), dataset_id, number, end + 8
+    schema = check_schema(fields, f"{file.name}: header at byte 0")
+    return schema, dataset_id, number, end + 8, version
 
 
-def _read_trailer(file: Readable) -> tuple[tuple[int, ...], bytes, int]:
-    """Read (offset and length of the index, records, shard number), dataset id, checksum."""
+def _read_trailer(file: Readable) -> tuple[tuple[int, ...], bytes, int, int]:
+    """Read (offset and length of the index, records, shard number), dataset id, checksum, version.
+
+    Raises DamageError, VersionError.
+    """
     start = file.size - _TRAILER_SIZE
     data = file.read(start, _TRAILER_SIZE)
     *places, version, kind, zero, dataset_id = _TRAILER.unpack_from(data)
@@ -655,7 +725,7 @@ def _read_trailer(file: Readable) -> tuple[tuple[int, ...], bytes, int]:
     _check_magic(file, f"trailer at byte {start}", magic, END_MAGIC, version, kind)
     if zero:
         raise DamageError(f"{file.name}: trailer at byte {start}: byte 27 is not 0")
-    return tuple(places), dataset_id, checksum
+    return tuple(places), dataset_id, checksum, version
 
 
 def _check_magic(
@@ -666,9 +736,9 @@ def _check_magic(
             f"{file.name}: {where}: found {magic.hex(' ')}, expected {expected.hex(' ')}. "
             "It is no record shard, or was cut short"
         )
-    if version > VERSION:
+    if version > ERASED:
         raise VersionError(
-            f"{file.name}: format version {version}; this shardio reads up to {VERSION}"
+            f"{file.name}: format version {version}; this shardio reads up to {ERASED}"
         )
     if kind != XXH3_64:
         raise VersionError(f"{file.name}: checksum kind {kind}; this shardio knows kind {XXH3_64}")

@@ -27,6 +27,7 @@ from .._version import __version__
 from ..errors import DamageError, OptionError, printable, there_are
 from ..storage.base import Location, path_in
 from . import manifest
+from .erased import after_erasing, erased_since
 from .manifest import MANIFEST, Manifest, Sidecar, sidecar_name
 
 TAGS = "tags.json"
@@ -165,11 +166,39 @@ def _load(member: str, index: Location, dataset: Manifest, side: Sidecar) -> lis
 def load_version(index: Location, version: str | None) -> Manifest:
     """Read the manifest of a version, by its id, the first 4 digits or more of it, or its tag.
 
-    None: the newest. Raises OptionError where there is no such version, and as `manifest.load`.
+    None: the newest. Raises OptionError where there is no such version, or records of it were
+    erased since, and as `manifest.load`.
     """
     newest = manifest.load(index)
-    if version is None:
-        return newest
+    return newest if version is None else readable(index, find_version(index, version), newest)
+
+
+def readable(index: Location, one: Manifest, newest: Manifest) -> Manifest:
+    """Return a version as its files are now. Raises OptionError where records of it were erased."""
+    now = after_erasing(one, newest)
+    if count := erased_count(index, one, newest):
+        raise OptionError(
+            f"version {one.version_id}: {count:,} of its records were erased since, by `shardio "
+            f"drop --erase`, so it cannot be read any more. `shardio log {printable(index.url)}` "
+            "lists the versions that can"
+        )
+    return now
+
+
+def erased_count(index: Location, one: Manifest, newest: Manifest) -> int:
+    """Count the records that a version shows, and that were erased since. Raises DamageError."""
+    now = after_erasing(one, newest)
+    if now is one:
+        return 0
+    return len(np.setdiff1d(erased_since(index, one, now), load_excluded(index, one)))
+
+
+def find_version(index: Location, version: str) -> Manifest:
+    """Read the manifest that a version had, whether its files are there or not. Raises OptionError.
+
+    version: as of `load_version`.
+    """
+    newest = manifest.load(index)
     if not isinstance(version, str):
         raise OptionError(f"version is {printable(repr(version))}: expected an id or a tag")
     tags = load_tags(index)
@@ -233,7 +262,7 @@ def first_version(index: Location, newest: Manifest) -> Manifest:
     """Read the manifest of the version that was packed. Raises OptionError where it is gone."""
     for one in history(index, newest):
         if one.commit is None:
-            return one
+            return readable(index, one, newest)
     raise OptionError("the version that was packed was removed, by `shardio gc`")
 
 

@@ -37,5 +37,7 @@ Its files:
     append         what is new in a source, by its keys
     update         what is new, changed and gone
     drop           records that are hidden
+    erase          shards written anew without records
+    remains        what is left of them in a directory
     gc             what no manifest names goes
 """

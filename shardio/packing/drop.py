@@ -2,16 +2,17 @@
 
 Shards are not touched, so dropping a few of very many costs one look at the index of each shard,
 and one commit. Nothing of a reader's order, length, columns, exports or pages shows dropped records
-then; an older version still does (versions.py).
+then; an older version still does (versions.py). Erasing them also writes the shards that have them
+anew, without their bytes (erase.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,11 +22,13 @@ from ..dataset.sequence import ShardSequence
 from ..errors import OptionError, printable
 from ..formats import manifest
 from ..formats.index import key_hash
+from ..formats.record import erased_in
 from ..formats.version import NONE, Numbers
 from ..names import key_bytes, key_text
 from ..order.subset import All, conditions, mark_where
 from ..storage.location import local_path, locate
 from ..units import check_bool, show_count
+from .erase import Erasing, choose, erased_numbers
 from .pack import resumable
 from .versions import changing, commit, with_excluded
 
@@ -43,24 +46,37 @@ class Dropped:
     missing: list[str] = field(default_factory=list)  # keys that no record has
     versions: dict[str, str] = field(default_factory=dict)  # the new ones, by split
     dry_run: bool = False
+    erased: int = 0  # records whose bytes went, those that were dropped before included
+    shards: int = 0  # that were written anew, without them
 
     def __repr__(self) -> str:
         return f"<{str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
-        verb = "would be dropped" if self.dry_run else "dropped"
+        would = "would be " if self.dry_run else ""
+        verb = f"{would}dropped"
         left = show_count(self.remaining, "record")
         lines = [
             f"{printable(self.out, 4096)}: {show_count(self.records, 'record')} {verb}, {left} left"
         ]
         if self.already:
             lines.append(f"{self.already:,} more were dropped before")
+        if self.erased:
+            shards = show_count(self.shards, "shard")
+            records = show_count(self.erased, "record")
+            lines.append(f"{records} {would}erased: {shards} {would}written anew without them")
         if self.missing:
             lines.append(f"no record has {_keys(self.missing)}")
         lines += [
             f"version {one}{f' of {printable(split)}' if split else ''}"
             for split, one in self.versions.items()
         ]
+        if self.erased and not self.dry_run:
+            lines += [
+                "older versions that show them cannot be read any more",
+                f"`shardio gc {printable(self.out, 4096)} --keep 0s` removes the old files, which "
+                "still have the bytes",
+            ]
         return "\n".join(lines)
 
 
@@ -70,6 +86,7 @@ def drop(
     keys: Iterable[str | bytes] | None = None,
     where: Mapping[str, Any] | Iterable[str] | None = None,
     missing: str = "error",
+    erase: bool = False,
     dry_run: bool = False,
 ) -> Dropped:
     """Drop records from a dataset, or from all its splits: they are hidden from every reader.
@@ -79,73 +96,117 @@ def drop(
     where    conditions on the index, as ShardDataset has them, or like "label=cat"
     missing  "error": a key that no record has, in any split, is refused, and nothing is dropped;
              "ignore": such keys are listed
+    erase    also write the shards that have them anew, without their bytes, those of records that
+             were dropped before included; no key of them is kept. Older versions that show them
+             cannot be read any more, and `gc` removes the old files
     dry_run  say what would be dropped, and change nothing
 
-    Their bytes stay in the shards, and older versions have them. Raises OptionError, BusyError,
-    NotPackedError, DamageError.
+    Without `erase` their bytes stay in the shards, and older versions have them. Raises
+    OptionError, BusyError, NotPackedError, DamageError, StorageError.
     """
-    check_bool(dry_run=dry_run)
+    check_bool(dry_run=dry_run, erase=erase)
     if (keys is None) == (where is None):
         raise OptionError("drop: give keys or where, one of them")
     if missing not in ("error", "ignore"):
         raise OptionError(f"missing is {printable(repr(missing))}; expected 'error' or 'ignore'")
-    if isinstance(keys, (str, bytes)):
-        raise OptionError(f"keys is {printable(repr(keys))}: expected several keys, as a list")
     folder = local_path(path)
-    wanted = None if keys is None else {*map(_key, keys)}
+    wanted = None if keys is None else check_keys("keys", keys)
     chosen = where if isinstance(where, Mapping) or where is None else conditions(where)
     done = Dropped(folder, dry_run=dry_run)
     with resumable(), contextlib.ExitStack() as owners:
-        work, seen = [], set[bytes]()
+        work, seen, erased = list[_Work](), set[bytes](), 0
         for split, root in manifest.datasets(folder).items():
             before = manifest.load(locate(root))
             if not dry_run:
                 before = owners.enter_context(changing(root))
             reader = Reader(locate(root), before)
-            old = NONE if reader.remaining is None else reader.remaining.excluded
+            old, gone = _excluded(reader), erased_numbers(reader)
+            # What is dropped is looked at again where its bytes are still to go.
+            chooser = Reader(reader.index, before, excluded=gone) if erase else reader
             if wanted is None:
-                numbers = _numbers_where(reader, chosen or {})
+                numbers = _numbers_where(chooser, chosen or {})
             else:
-                numbers, found = find_keys(reader, wanted)
+                numbers, found = find_keys(chooser, wanted)
                 seen |= found
             fresh = np.setdiff1d(numbers, old)
+            erasing = choose(root, reader, numbers) if erase else None
             done.already += len(numbers) - len(fresh)
             done.records += len(fresh)
             done.remaining += reader.records - len(fresh)
-            work.append((split, root, before, np.union1d(old, fresh), len(fresh)))
-        _check(done, wanted, seen, missing, where)
-        for split, root, before, excluded, count in work:
-            if count and not dry_run:
-                after, files = with_excluded(before, excluded)
-                new = commit(root, before, after, "drop", {"dropped": count}, files)
-                done.versions[split] = new.version_id
+            done.erased += erasing.records if erasing else 0
+            done.shards += len(erasing.numbers) if erasing else 0
+            erased += len(gone)
+            work.append(_Work(split, root, before, np.union1d(old, fresh), len(fresh), erasing))
+        _check(done, wanted, seen, missing, where, erased)
+        if not dry_run:
+            _commit(done, work)
     return done
 
 
+class _Work(NamedTuple):
+    """What is to be done to one dataset."""
+
+    split: str
+    root: str
+    before: manifest.Manifest
+    excluded: Numbers  # of all records that will be dropped
+    fresh: int  # how many of them were not
+    erasing: Erasing | None
+
+
+def _commit(done: Dropped, work: Sequence[_Work]) -> None:
+    """Write what is to be written, of all splits, then commit each. Raises StorageError."""
+    written = [
+        one.erasing.write() if one.erasing and one.erasing.records else one.before for one in work
+    ]
+    for one, new in zip(work, written, strict=True):
+        changes = {"dropped": one.fresh, "erased": one.erasing.records if one.erasing else 0}
+        if any(changes.values()):
+            after, files = with_excluded(new, one.excluded)
+            new_version = commit(one.root, one.before, after, "drop", changes, files)
+            done.versions[one.split] = new_version.version_id
+
+
+def _excluded(reader: Reader) -> Numbers:
+    return NONE if reader.remaining is None else reader.remaining.excluded
+
+
 def _check(
-    done: Dropped, wanted: set[bytes] | None, seen: set[bytes], missing: str, where: Any
+    done: Dropped,
+    wanted: set[bytes] | None,
+    seen: set[bytes],
+    missing: str,
+    where: Any,
+    erased: int,
 ) -> None:
     """Note the keys that no record has. Raises OptionError where nothing may be dropped."""
     done.missing = [key_text(key) for key in sorted((wanted or set()) - seen)]
     shown = printable(done.out, 4096)
     if done.missing and missing == "error":
+        more = f" ({erased:,} records were erased here, of which no key is kept)" if erased else ""
         raise OptionError(
-            f"{shown}: no record has {_keys(done.missing)}. Nothing was dropped. Correct them, or "
-            "leave them out with missing='ignore'"
+            f"{shown}: no record has {_keys(done.missing)}{more}. Nothing was dropped. Correct "
+            "them, or leave them out with missing='ignore'"
         )
-    if wanted is None and not done.records:
+    if wanted is None and not done.records and not done.erased:
         texts = where
         if isinstance(where, Mapping):
             texts = {n: one.texts if isinstance(one, All) else one for n, one in where.items()}
         raise OptionError(f"{shown}: no record meets {printable(repr(texts))}")
 
 
-def _key(key: str | bytes) -> bytes:
-    """Return a key as it is stored. Raises OptionError."""
-    try:
-        return key_bytes(key)
-    except (UnicodeEncodeError, TypeError, AttributeError):
-        raise OptionError(f"keys: {printable(repr(key))} is no key of a record") from None
+def check_keys(option: str, keys: Iterable[str | bytes]) -> set[bytes]:
+    """Return keys as they are stored. Raises OptionError."""
+    if isinstance(keys, (str, bytes)):
+        raise OptionError(f"{option} is {printable(repr(keys))}: expected several keys, as a list")
+    found = set()
+    for key in keys:
+        try:
+            found.add(key_bytes(key))
+        except (UnicodeEncodeError, TypeError, AttributeError):
+            text = printable(repr(key))
+            raise OptionError(f"{option}: {text} is no key of a record") from None
+    return found
 
 
 def _keys(keys: list[str]) -> str:
@@ -174,7 +235,9 @@ def find_keys(
     numbers, found = [], set[bytes]()
     for place in range(reader.manifest.shards):
         shard, first = reader.shard(place), int(reader.starts[place])
-        for record in np.flatnonzero(np.isin(shard.key_hashes, hashes)).tolist():
+        erased = erased_in(shard)
+        places = np.flatnonzero(np.isin(shard.key_hashes, hashes))
+        for record in np.setdiff1d(places, erased).tolist():
             if not dropped and reader.place(first + record) is None:
                 continue
             key = shard.key(record)

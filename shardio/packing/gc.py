@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from ..errors import BusyError, printable
 from ..formats import manifest
+from ..formats.erased import after_erasing
 from ..formats.version import history, kept_name, load_tags
 from ..storage import local
 from ..storage.location import local_path, locate
@@ -97,12 +98,17 @@ def gc(
 
 
 def _kept_versions(folder: str, newest: int | None) -> list[manifest.Manifest]:
-    """Return the versions of a dataset that are to stay, the newest first."""
+    """Return the versions of a dataset that are to stay, the newest first, as their files are.
+
+    Files that records were erased from are not among these, whichever version named them.
+    """
     index = locate(folder)
-    tagged = {*load_tags(index).values()}
-    versions = enumerate(history(index, manifest.load(index)))
+    tagged, current = {*load_tags(index).values()}, manifest.load(index)
+    versions = enumerate(history(index, current))
     return [
-        one for age, one in versions if newest is None or age < newest or one.version_id in tagged
+        after_erasing(one, current)
+        for age, one in versions
+        if newest is None or age < newest or one.version_id in tagged
     ]
 
 

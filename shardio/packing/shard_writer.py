@@ -5,7 +5,7 @@ Packing and Writer build shards with this; the formats know the bytes, storage/l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..formats import PACKED, manifest
@@ -29,8 +29,10 @@ class ShardWriter:
         dataset_id: bytes,
         number: int,
         format: str = "record",
+        *,
+        version: int = 0,
     ) -> None:
-        self._encoder = PACKED[format].encoder(schema, dataset_id, number)
+        self._encoder = PACKED[format].encoder(schema, dataset_id, number, version=version)
         self._format = format
         self._draft = local.Draft(
             directory, f"{number:05d}", token, patched=self._encoder.starts_last
@@ -55,7 +57,17 @@ class ShardWriter:
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Add a sample. Raises SampleError when it does not fit; it is not added then."""
-        record = self._encoder.record(sample)
+        self._add(self._encoder.record(sample))
+
+    def write_stored(self, stored: bytes | None) -> None:
+        """Add a record as another shard of this number has it; None: one that is erased."""
+        self._add(self._encoder.append_stored(stored))
+
+    def index_as(self, hashes: Sequence[int], columns: Mapping[str, Sequence[Any]]) -> None:
+        """Index the records that `write_stored` added by these key hashes and values."""
+        self._encoder.index_as(hashes, columns)
+
+    def _add(self, record: tuple[bytes, ...]) -> None:
         self._pieces += record
         for piece in record:
             self._gathered += len(piece)

@@ -2,6 +2,8 @@
 
 Checked are the manifest, each shard's header, index and trailer against it, every record's
 checksum, that keys and columns in the index are those of the records, and the pages of LMDB shards.
+Of records that were erased: that they are, and that every reader hides them. `dropped` asks another
+question: is anything of these keys left in the directory (remains.py)?
 """
 
 from __future__ import annotations
@@ -9,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,16 +21,21 @@ from ..errors import DamageError, DecodeError, OptionError, StorageError, Versio
 from ..formats import check_format, manifest, open_shard, sha256
 from ..formats.base import Opening, Shard, ShardInfo
 from ..formats.index import key_hash
+from ..formats.manifest import Manifest
+from ..formats.record import erased_in, whole_runs
 from ..formats.sample import Sample
+from ..formats.version import Numbers, load_excluded
 from ..images.decode import decode as decode_main
 from ..images.decode import pil_info
 from ..images.decode import stored as decode_stored
 from ..names import KEY, key_text
+from ..storage.base import Location
 from ..storage.location import locate
 from ..storage.options import Storage, with_root
 from ..units import check_bool, check_int, show_count, show_size
 from .parts import Announce, PartOptions
 from .process_pool import Executor, Progress, Report, check_executor, processes, run
+from .remains import Sought, seek
 
 Bad = DamageError | StorageError
 Read = TypeVar("Read")
@@ -48,6 +55,8 @@ class Damage:
     what: str
 
     def __str__(self) -> str:
+        if self.record is None and self.offset is not None:
+            return f"{self.shard}: key {printable(self.key or '')}: {self.what}"
         if self.record is None:
             return f"{self.shard}: {self.what.removeprefix(f'{self.shard}: ')}"
         key = "unknown" if self.key is None else printable(self.key)
@@ -69,12 +78,16 @@ class Verified:
     untried: int = 0  # shards that were left, since several before could not be read
     elsewhere: bool = False  # files of others are missing, and no root was given
     part: tuple[int, int] | None = None  # which part was checked, and of how many; None: all
+    erased: int = 0  # records whose bytes were erased: they are among the records
+    sought: Sought | None = None  # with `dropped`: where these keys were looked for
 
     def __repr__(self) -> str:
         return f"<{self._summary()}>"
 
     def __str__(self) -> str:
         lines = [*map(str, self.damages), *self.unread, self._summary()]
+        if self.sought is not None:
+            lines += self.sought.unseen
         if self.elsewhere:
             lines.append(
                 "files that the manifest names are not beside it. If they lie elsewhere (`shardio "
@@ -83,8 +96,13 @@ class Verified:
         return "\n".join(lines)
 
     def _summary(self) -> str:
+        if self.sought is not None:
+            left = f"{len(self.damages):,}" if self.damages else "nothing"
+            return f"{self.sought}: {left} left of them"
         what = f"{show_count(self.records, 'record')} in {show_count(self.shards, 'shard')}"
         verdict = f"{len(self.damages):,} damaged" if self.damages else "all as packed"
+        if self.erased:
+            verdict += f", {self.erased:,} erased"
         if self.unread:
             number = len(self.unread) + self.untried
             rest = f"; {verdict.replace('all', 'all others')}"
@@ -104,6 +122,7 @@ class _Task:
     images: tuple[tuple[str, bool], ...]  # fields to decode, and whether to RGB
     max_pixels: int | None
     sha256: bool
+    dropped: Numbers  # records of this shard that every reader hides
 
 
 def verify(
@@ -114,6 +133,7 @@ def verify(
     decode: bool = False,
     max_pixels: int | None = None,
     sha256: bool = False,
+    dropped: Iterable[str | bytes] | None = None,
     jobs: int | None = None,
     executor: Executor | None = None,
     part: tuple[int, int] | str | None = None,
@@ -130,6 +150,8 @@ def verify(
     decode      also decode every image
     max_pixels  with `decode`: of an image, instead of the default limit
     sha256      also compare each file's SHA-256 with the manifest
+    dropped     keys: look instead, in every file of the directory, for what is left of these
+                records, which were dropped and erased; other options are not for this
     jobs        processes; default: one a core
     executor    a shardio.RayExecutor: a cluster that does it instead
     part        (i, n) or "i/n", i from 1 to n: check only this part of the shards. "auto": the part
@@ -142,6 +164,10 @@ def verify(
     Raises DamageError when the manifest itself is damaged, NotPackedError.
     """
     check_bool(decode=decode, sha256=sha256)
+    if dropped is not None:
+        return _seek(
+            path, dropped, decode, sha256, root, storage, executor, part, parts, max_pixels
+        )
     check_executor(executor)
     jobs = processes(jobs)
     chosen = PartOptions(part=part, parts=parts, stagger_s=stagger_s).begun(announce)
@@ -162,18 +188,8 @@ def verify(
             )
     if decode:
         pil_info()
-    tasks = [
-        _Task(
-            one.format,
-            one.opening(index, shards),
-            one.shard(number),
-            tuple((n, n == one.schema.main_image) for n in one.schema.images) if decode else (),
-            max_pixels,
-            sha256,
-        )
-        for index, one in datasets
-        for number in range(one.shards)
-    ]
+    how = _Checks(decode, max_pixels, sha256)
+    tasks = [task for index, one in datasets for task in _tasks(index, shards, one, how)]
     numbers = chosen.shards_of(len(tasks))
     tasks = tasks[numbers.start : numbers.stop]
     size = sum(task.info.size for task in tasks)
@@ -182,8 +198,9 @@ def verify(
     failed = 0  # shards in a row
     checked = run(_check_shard, tasks, jobs=jobs, report=report, executor=executor)
     with contextlib.closing(checked) as results:
-        for number, (records, damages, unread) in enumerate(results):
+        for number, (records, erased, damages, unread) in enumerate(results):
             found.records += records
+            found.erased += erased
             found.damages += damages
             found.unread += [] if unread is None else [unread]
             failed = 0 if unread is None else failed + 1
@@ -195,8 +212,40 @@ def verify(
     return found
 
 
-def _check_shard(task: _Task, add: Callable[[int], None]) -> tuple[int, list[Damage], str | None]:
-    """Return how many records were read, all damages, and why the shard could not be read."""
+def _seek(path: str | os.PathLike[str], dropped: Iterable[str | bytes], *others: Any) -> Verified:
+    """Look for what is left of records with these keys. Raises OptionError for other options."""
+    if any(one not in (None, False, Storage()) for one in others):
+        raise OptionError("dropped looks for keys alone, in a directory: leave out the rest")
+    sought, left = seek(path, dropped)
+    counts = sought.shards, sought.records, sought.bytes
+    damages = [Damage(*one) for one in left]
+    return Verified(*counts, damages, erased=sought.erased, sought=sought)
+
+
+class _Checks(NamedTuple):
+    """What is checked besides checksums and the index."""
+
+    decode: bool
+    max_pixels: int | None
+    sha256: bool
+
+
+def _tasks(index: Location, root: Location | None, one: Manifest, how: _Checks) -> Iterator[_Task]:
+    """Yield a task for each shard of a dataset. Raises DamageError."""
+    main, opening = one.schema.main_image, one.opening(index, root)
+    images = tuple((name, name == main) for name in one.schema.images) if how.decode else ()
+    excluded, stop = load_excluded(index, one), 0
+    for number in range(one.shards):
+        info, start = one.shard(number), stop
+        stop += info.records
+        hidden = excluded[slice(*np.searchsorted(excluded, [start, stop]))] - start
+        yield _Task(one.format, opening, info, images, how.max_pixels, how.sha256, hidden)
+
+
+def _check_shard(
+    task: _Task, add: Callable[[int], None]
+) -> tuple[int, int, list[Damage], str | None]:
+    """Return how many records were read, and erased; all damages; why it could not be read."""
     info = task.info
     name = printable(os.path.join(task.opening.storage.url, info.name), 4096)
     damages: list[Damage] = []
@@ -209,19 +258,40 @@ def _check_shard(task: _Task, add: Callable[[int], None]) -> tuple[int, list[Dam
                 shard.will_need(0, shard.records)  # within what may be in flight
             for start in range(0, shard.records, _CHUNK):
                 stop = min(start + _CHUNK, shard.records)
-                damages += _check_records(shard, start, stop, task, name)
+                for run in whole_runs(shard, start, stop):
+                    damages += _check_records(shard, *run, task, name)
                 add(int(shard.sizes[start:stop].sum()))
+            erased, hidden = erased_in(shard), {*task.dropped.tolist()}
+            for record in erased.tolist():
+                if what := _wrongly_erased(shard, record, hidden):
+                    damages.append(Damage(name, record, shard.offset(record), None, what))
             try:
                 shard.check()
             except DamageError as error:
                 damages.append(damaged(str(error)))
-            return shard.records, damages, None
+            return shard.records, len(erased), damages, None
     except FileNotFoundError:
-        return 0, [damaged(_MISSING)], None
+        return 0, 0, [damaged(_MISSING)], None
     except (DamageError, StorageError, VersionError) as error:
         if _is_network(task, error):
-            return 0, damages, str(error)
-        return 0, [*damages, damaged(str(error))], None
+            return 0, 0, damages, str(error)
+        return 0, 0, [*damages, damaged(str(error))], None
+
+
+def _wrongly_erased(shard: Shard, record: int, hidden: set[int]) -> str | None:
+    """Say what is wrong with a record that was erased; None if all is right."""
+    found = _attempt(shard.checksums, record)
+    if isinstance(found, Bad):
+        return str(found)
+    if found is not None and found[0] != found[1]:
+        return f"it was erased, but its checksum is {found[0]:#018x}, expected {found[1]:#018x}"
+    if shard.key_hashes[record] or any(
+        column[record] is not np.ma.masked and column[record] for column in shard.columns.values()
+    ):
+        return "it was erased, but the index still tells of it"
+    if record not in hidden:
+        return "it was erased, but no list of dropped records hides it"
+    return None
 
 
 def _is_network(task: _Task, error: Exception) -> bool:

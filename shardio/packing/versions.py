@@ -37,6 +37,8 @@ from ..formats.version import (
     check_tag,
     dump_excluded,
     dump_tags,
+    erased_count,
+    find_version,
     history,
     kept_id,
     kept_name,
@@ -93,7 +95,9 @@ def commit(
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
     own = {name: count for name, count in changes.items() if count}
     this = Commit(before.version_id, now, command, own)
-    new = replace(after, version=GROWN, library=__version__, commit=this, digest="")
+    named = files_of(after)
+    gone = {old: one for old, one in {**before.erased, **after.erased}.items() if old not in named}
+    new = replace(after, version=GROWN, library=__version__, commit=this, erased=gone, digest="")
     for name, data in files.items():
         place.write(name, data)
     # A copy, and no hard link: the file system may have none, and a manifest is small.
@@ -157,13 +161,15 @@ class Version:
     records: int
     tags: tuple[str, ...] = ()
     split: str = ""  # "": the dataset has no splits
+    erased: int = 0  # records of it that were erased since: it cannot be read any more
 
     def __str__(self) -> str:
         what = ", ".join(f"{count:,} {name}" for name, count in sorted(self.changes.items()))
         tags = "".join(f"  [{printable(tag)}]" for tag in self.tags)
         when = f"{self.time or '-':<20}  {printable(self.command):<8}"
         records = show_count(self.records, "record")
-        return f"{self.id}  {when}  {records}{f' ({what})' if what else ''}{tags}"
+        gone = f"  {self.erased:,} erased since: cannot be read" if self.erased else ""
+        return f"{self.id}  {when}  {records}{f' ({what})' if what else ''}{tags}{gone}"
 
 
 @dataclass
@@ -192,18 +198,19 @@ def log(path: str | os.PathLike[str], *, storage: Storage | None = None) -> Log:
     """
     found = Log()
     for split, index in manifest.datasets_in(locate(path, storage)).items():
-        tags = load_tags(index)
-        for one in history(index, manifest.load(index)):
-            found.versions.append(_described(one, tags, split))
+        tags, newest = load_tags(index), manifest.load(index)
+        for one in history(index, newest):
+            gone = erased_count(index, one, newest)
+            found.versions.append(_described(one, tags, split, gone))
     return found
 
 
-def _described(one: Manifest, tags: Mapping[str, str], split: str = "") -> Version:
+def _described(one: Manifest, tags: Mapping[str, str], split: str = "", erased: int = 0) -> Version:
     """Describe a version for people."""
     own = tuple(sorted(tag for tag, of in tags.items() if of == one.version_id))
     this = one.commit or Commit(None, "", "pack" if one.names is None else "index", {})
     named = one.version_id, this.time or None, this.command, dict(this.changes)
-    return Version(*named, one.records, own, split)
+    return Version(*named, one.records, own, split, erased)
 
 
 # --- diff -----------------------------------------------------------------------------------------
@@ -298,7 +305,7 @@ def tag(
         if remove and name not in tags:
             known = there_are(tags, name) if tags else "there are none"
             raise OptionError(f"tag {printable(name)!r}: no version is called so; {known}")
-        one = load_version(place, name if remove else version)
+        one = find_version(place, name) if remove else load_version(place, version)
         tags.pop(name, None)
         if not remove:
             tags[name] = one.version_id

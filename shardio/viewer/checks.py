@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 
 from ..dataset.reader import Reader
 from ..errors import DecodeError, ShardioError, printable
+from ..formats.record import whole_runs
 from ..images import decode
 from .results import Checked, Damaged, Rejected
 
@@ -69,15 +71,17 @@ class Checks:
             for record in range(start, stop):
                 yield self.met(first + record, None, name, str(error))
             return
+        runs = [*whole_runs(shard, start, stop)]
         if not pixels:
             try:
-                for _ in shard.scan(start, stop):
-                    pass
+                for run in runs:
+                    for _ in shard.scan(*run):
+                        pass
                 return
             except ShardioError:
                 pass  # one by one: which are they?
         images = self._reader.manifest.schema.images if pixels else ()
-        for record in range(start, stop):
+        for record in itertools.chain.from_iterable(itertools.starmap(range, runs)):
             try:
                 sample = shard.read(record)
                 for field in images:

@@ -134,6 +134,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shardio("tag", folder / "packed", "v1")
     plant(folder / "new-photos", {"cat/new.jpg": picture(30, 8), "eel/new.jpg": picture(31, 8)})
     (folder / "opted-out.txt").write_text("cat/1.jpg\ndog/2.jpg\n")
+    (folder / "erased.txt").write_text("cat/77.jpg\n")
     shardio("pack", folder / "photos", folder / "parts", "--part", "1/1", "--jobs", "1")
     shardio("export", folder / "packed", folder / "exported", "--format", "webdataset")
     return folder

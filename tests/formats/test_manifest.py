@@ -6,6 +6,7 @@ import re
 import subprocess
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from shardio.errors import DamageError, NotPackedError, OptionError, ShardioError, VersionError
 from shardio.formats import manifest
 from shardio.formats.base import ShardInfo
+from shardio.formats.erased import after_erasing
 from shardio.formats.manifest import Manifest
 from shardio.formats.sample import Schema
 from shardio.names import KEY, key_bytes, key_text
@@ -266,6 +268,53 @@ def test_a_forged_manifest_under_a_right_hash_is_refused(change: Callable[[bytes
     body = change(body_of(make().dump()))
     with pytest.raises(DamageError, match="here"):
         manifest.parse(sealed(body), "here")
+
+
+FOLLOWS = ["00000-01234567.shard", 900, "ab" * 32, "0" * 16, 50]
+
+
+def erased_from(rows: Any) -> bytes:
+    body = body_of(replace(make(), version=manifest.GROWN).dump())
+    return sealed(body.replace(b'"shards"', b'"erased": %b,\n"shards"' % json.dumps(rows).encode()))
+
+
+def test_what_must_go_is_read_and_written_the_same() -> None:
+    found = manifest.parse(erased_from([FOLLOWS]), "here")
+    one = found.erased["00000-01234567.shard"]
+    assert one == (900, bytes.fromhex("ab" * 32), 0, 50)
+    assert manifest.parse(found.dump(), "here").erased == found.erased
+    assert b"erased" not in make().dump()
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        None,
+        7,
+        {},
+        [FOLLOWS[:4]],
+        [[*FOLLOWS, 1]],
+        *([[*FOLLOWS[:at], wrong, *FOLLOWS[at + 1 :]]] for at, wrong in enumerate(FOLLOWS[1:])),
+        [["x", *FOLLOWS[1:]]],
+        [["../00000-01234567.shard", *FOLLOWS[1:]]],
+        [[FOLLOWS[0], -1, *FOLLOWS[2:]]],
+        [[*FOLLOWS[:4], 2**70]],
+        [[make().shard(0).name, *FOLLOWS[1:]]],  # which it names itself
+    ],
+)
+def test_a_forged_list_of_what_must_go_is_refused(rows: Any) -> None:
+    with pytest.raises(DamageError, match="here"):
+        manifest.parse(erased_from(rows), "here")
+
+
+def test_a_forged_circle_of_successors_ends() -> None:
+    first, second = "00000-01010101.shard", "00000-02020202.shard"
+    rows = [[first, 1, "02" * 32, "0" * 16, 0], [second, 1, "01" * 32, "0" * 16, 0]]
+    newest = manifest.parse(erased_from(rows), "here")
+    digests = newest.shard_sha256.copy()
+    digests[0] = 1
+    old = replace(newest, shard_sha256=digests)
+    assert after_erasing(old, newest).shard(0).name in (first, second)
 
 
 def test_sums_that_wrap_are_refused() -> None:

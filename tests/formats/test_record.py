@@ -23,6 +23,7 @@ from shardio.errors import DamageError, SampleError, ShardioError, StorageError,
 from shardio.formats import begins_packed, manifest
 from shardio.formats.base import ShardInfo
 from shardio.formats.index import key_hash
+from shardio.formats.lmdb import LmdbShard
 from shardio.formats.record import RecordEncoder, RecordShard
 from shardio.formats.sample import MAX_HEAD, Schema
 from shardio.names import KEY
@@ -126,17 +127,56 @@ def test_golden_files_read_as_expected() -> None:
         shard.close()
 
 
-def test_golden_files_are_written_again_to_the_same_bytes(tmp_path: Path) -> None:
+def golden_tool() -> Any:
     path = HERE / "golden" / "make.py"
     spec = importlib.util.spec_from_file_location("make_golden", path)
     assert spec and spec.loader
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
-    tool.write(tmp_path)
+    return tool
+
+
+def test_golden_files_are_written_again_to_the_same_bytes(tmp_path: Path) -> None:
+    golden_tool().write(tmp_path)
     names = sorted(file.name for file in GOLDEN.iterdir())
     assert sorted(file.name for file in tmp_path.iterdir()) == names
     for name in names:
         assert (tmp_path / name).read_bytes() == (GOLDEN / name).read_bytes(), name
+
+
+def test_a_golden_file_with_erased_records_reads_as_expected() -> None:
+    folder = HERE / "golden" / "v1"
+    expected = json.loads((folder / "expected.json").read_text())
+    rights = [None if one is None else untagged(one) for one in expected]
+    erased = [number for number, one in enumerate(rights) if one is None]
+    [path] = folder.glob("*.shard")
+    shard = RecordShard(locate(folder).open(path.name))
+    assert shard.records == len(rights) and shard.erased.tolist() == erased == [1, 2]
+    for record, right in enumerate(rights):
+        if right is not None:
+            assert same(shard.read(record), right) and same(by_hold(shard, record), right)
+            assert shard.key(record) == right[KEY]
+            continue
+        for read in (shard.read, shard.key):
+            with pytest.raises(DamageError, match="it was erased"):
+                read(record)
+    left = [right for right in rights if right is not None]
+    assert same_all(naive_reader()["samples"](path.read_bytes()), left)
+    shard.close()
+    [path] = folder.glob("*.lmdb")
+    values = LmdbShard(locate(folder).open(path.name))
+    assert values.erased.tolist() == erased
+    assert same_all([values.read(record) for record in range(5) if record not in erased], left)
+    values.close()
+
+
+def test_golden_files_with_erased_records_are_written_again(tmp_path: Path) -> None:
+    tool = golden_tool()
+    tool.write_erased(tmp_path)
+    folder = HERE / "golden" / "v1"
+    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == {
+        one.name: one.read_bytes() for one in folder.iterdir()
+    }
 
 
 def test_the_reader_of_the_page_agrees_and_refuses_damage() -> None:
@@ -323,8 +363,8 @@ def test_a_file_that_shrinks_while_it_is_read_is_damage(tmp_path: Path) -> None:
 def test_a_newer_version_is_told_apart_from_damage() -> None:
     data, info = write(small())
     newer = bytearray(data)
-    newer[8] = newer[-60 + 24] = 1
-    with pytest.raises(VersionError, match="version 1; this shardio reads up to 0"):
+    newer[8] = newer[-60 + 24] = 2
+    with pytest.raises(VersionError, match="version 2; this shardio reads up to 1"):
         RecordShard(Bytes(newer), info, ID)
     other_sum = bytearray(data)
     other_sum[10] = 2

@@ -2,7 +2,8 @@
 
     python tests/golden/make.py [FOLDER [FORMAT]]
 
-Without a folder, also tests/golden/lmdb-v0/: the same as LMDB shards.
+Without a folder, also tests/golden/lmdb-v0/: the same as LMDB shards; and tests/golden/v1/: the
+first shard of v0, and of lmdb-v0, from which records were erased.
 
 The bytes depend on nothing but this file and the format, so writing them again changes nothing as
 long as the format stays the same. Once a version is frozen its golden files stay as they are.
@@ -19,6 +20,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from shardio.formats import manifest
+from shardio.formats.record import ERASED as RECORDS_ERASED
 from shardio.formats.record import VERSION
 from shardio.formats.sample import Schema
 from shardio.names import KEY
@@ -28,6 +30,7 @@ from shardio.storage.location import locate
 
 GOLDEN = Path(__file__).resolve().parent
 FOLDERS = {"record": GOLDEN / f"v{VERSION}", "lmdb": GOLDEN / f"lmdb-v{VERSION}"}
+ERASED = (1, 2)  # records of the first shard
 DATASET_ID = bytes(range(0xA0, 0xB0))
 FIELDS = (
     (KEY, "key"),
@@ -180,14 +183,36 @@ def write(folder: Path, format: str = "record") -> None:
     write_file(str(folder), "expected.json", (json.dumps(expected, indent=1) + "\n").encode())
 
 
+def write_erased(folder: Path) -> None:
+    """The first shard of each format without the bytes of ERASED, and what is found there."""
+    for format, there in FOLDERS.items():
+        old = manifest.load(locate(there)).shard(0)
+        shard = open_own(locate(there).open(old.name), old.name)
+        names = Schema(FIELDS), DATASET_ID, 0, format
+        writer = ShardWriter(str(folder), token(), *names, version=RECORDS_ERASED)
+        for record, stored in enumerate(shard.stored(0, shard.records)):
+            writer.write_stored(None if record in ERASED else stored)
+        hashes = [0 if i in ERASED else one for i, one in enumerate(shard.key_hashes.tolist())]
+        columns = {name: column.tolist() for name, column in shard.columns.items()}
+        for column in columns.values():  # each has a null
+            for record in ERASED:
+                column[record] = None
+        writer.index_as(hashes, columns)
+        writer.commit(writer.finish().name)
+        shard.close()
+    right = [None if i in ERASED else tagged(values) for i, values in enumerate(SHARDS[0])]
+    write_file(str(folder), "expected.json", (json.dumps(right, indent=1) + "\n").encode())
+
+
 if __name__ == "__main__":
+    targets = FOLDERS | {"erased": GOLDEN / "v1"}
     if len(sys.argv) > 1:
         target = Path(sys.argv[1])
         target.mkdir()  # a new one: nothing of anybody's is replaced
-        FOLDERS = {sys.argv[2] if len(sys.argv) > 2 else "record": target}
-    for kind, target in FOLDERS.items():
+        targets = {sys.argv[2] if len(sys.argv) > 2 else "record": target}
+    for kind, target in targets.items():
         target.mkdir(parents=True, exist_ok=True)
         for old in target.iterdir():
             old.unlink()
-        write(target, kind)
+        write_erased(target) if kind == "erased" else write(target, kind)
         print(f"{target}: {sum(file.stat().st_size for file in target.iterdir()):,} bytes")

@@ -1,0 +1,137 @@
+"""Erase records: write the shards that have them anew, without their bytes, beside the old ones.
+
+The others keep their numbers, bytes and checksums, so selections, states and exclusions hold. The
+old files go by `gc`, which counts them as needed by no version (formats/erased.py). Killed
+anywhere, the old version is whole: the manifest that names the new files is renamed last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ..dataset.reader import Reader
+from ..errors import OptionError, printable
+from ..formats import PACKED, open_shard
+from ..formats.base import Column, Shard, ShardInfo
+from ..formats.manifest import Manifest, Successor
+from ..formats.record import ERASED, FRAME, RecordShard, erased_in
+from ..formats.version import NONE, Numbers
+from ..storage import local
+from .shard_writer import ShardWriter
+
+_ZERO: Mapping[str, Any] = {"b": False, "f": 0.0}  # what takes the place of a value; of others 0
+
+
+@dataclass
+class Erasing:
+    """Records of one dataset that are to be erased: their numbers in each shard."""
+
+    folder: str
+    reader: Reader
+    numbers: Mapping[int, Numbers] = field(default_factory=dict)
+
+    @property
+    def records(self) -> int:
+        """Return how many records are to be erased."""
+        return sum(map(len, self.numbers.values()))
+
+    def write(self) -> Manifest:
+        """Write the new shards; return a manifest that names them. Raises StorageError."""
+        dataset, token = self.reader.manifest, local.token()
+        sizes, digests = dataset.shard_sizes.copy(), dataset.shard_sha256.copy()
+        indexes, blobs = dataset.shard_index.copy(), dataset.blob_bytes
+        erased = dict(dataset.erased)
+        for number, records in self.numbers.items():
+            info = dataset.shard(number)
+            new, gone = self._write(info, records, token)
+            sizes[number], indexes[number] = new.size, new.index_checksum
+            digests[number] = np.frombuffer(new.sha256, np.uint8)
+            erased[info.name] = Successor(new.size, new.sha256, new.index_checksum, gone)
+            blobs -= gone
+        return replace(
+            dataset,
+            shard_sizes=sizes,
+            shard_sha256=digests,
+            shard_index=indexes,
+            blob_bytes=max(0, blobs),
+            erased=erased,
+        )
+
+    def _write(self, info: ShardInfo, records: Numbers, token: str) -> tuple[ShardInfo, int]:
+        """Write one shard anew; return what the manifest will say, and the bytes of blobs erased.
+
+        Raises DamageError, StorageError.
+        """
+        dataset = self.reader.manifest
+        opening = dataset.opening(self.reader.index)
+        with contextlib.closing(open_shard(dataset.format, opening, info)) as shard:
+            assert isinstance(shard, RecordShard)
+            gone, blobs = np.union1d(records, shard.erased), 0
+            fresh, all_gone = {*records.tolist()}, {*gone.tolist()}
+            schema, id_ = dataset.schema, dataset.dataset_id
+            writer = ShardWriter(
+                self.folder, token, schema, id_, info.number, dataset.format, version=ERASED
+            )
+            try:
+                for record, stored in enumerate(shard.stored(0, shard.records)):
+                    if record in fresh:
+                        _, length, head = FRAME.unpack_from(stored)
+                        blobs += max(0, min(length, len(stored)) - head)  # whatever it says
+                    writer.write_stored(None if record in all_gone else stored)
+                    writer.flush()
+                hashes = shard.key_hashes.copy()
+                hashes[gone] = 0
+                writer.index_as(hashes.tolist(), dict(_columns(shard, gone)))
+                new = writer.finish()
+                writer.commit(new.name)
+            finally:
+                writer.discard()
+        return new, blobs
+
+
+def _columns(shard: Shard, gone: Numbers) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the columns of a shard, without what they say of these records.
+
+    It is None where the column has a None, and else 0: so a column of a type stays of its type.
+    """
+    for name, column in shard.columns.items():
+        values = column.tolist()  # None where masked
+        masked = isinstance(column, np.ma.MaskedArray)
+        none = None if masked else _ZERO.get(column.dtype.kind, 0)
+        for record in gone.tolist():
+            values[record] = none
+        yield name, values
+
+
+def choose(folder: str, reader: Reader, numbers: Numbers) -> Erasing:
+    """Return what is to be done to erase these records; those that are erased are passed over.
+
+    numbers: in the dataset, ascending. Raises OptionError where the format cannot do it.
+    """
+    dataset, chosen = reader.manifest, dict[int, Numbers]()
+    if dataset.format not in PACKED:
+        raise OptionError(
+            f"{printable(folder, 4096)}: its records lie in files of others ({dataset.format}), "
+            "which shardio never changes. Nothing was erased. Pack them into shards (`shardio pack "
+            f"{printable(folder, 4096)} OUT`), erase there, and remove these files"
+        )
+    bounds = np.searchsorted(numbers, reader.starts)
+    for number in np.flatnonzero(np.diff(bounds)).tolist():
+        own = numbers[bounds[number] : bounds[number + 1]] - reader.starts[number]
+        fresh: Column = np.setdiff1d(own, erased_in(reader.shard(number)))
+        if len(fresh):
+            chosen[number] = fresh
+    return Erasing(folder, reader, chosen)
+
+
+def erased_numbers(reader: Reader) -> Numbers:
+    """Return the numbers of the records whose bytes were erased. Raises DamageError."""
+    if not reader.manifest.erased:
+        return NONE
+    firsts = enumerate(reader.starts[:-1].tolist())
+    return np.concatenate([NONE, *(erased_in(reader.shard(at)) + first for at, first in firsts)])

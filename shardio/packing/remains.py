@@ -1,0 +1,296 @@
+"""What is left of records that were erased: all files of a directory are searched for their keys.
+
+In shards, those that no manifest names included, a record is found by the hash of its key, and then
+by the key. Other files are searched for the bytes of the keys: drafts, journals, files of others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import (
+    BusyError,
+    DamageError,
+    OptionError,
+    ShardioError,
+    StorageError,
+    VersionError,
+    printable,
+)
+from ..formats import PACKED, manifest
+from ..formats.index import key_hash
+from ..formats.manifest import MANIFEST, SPLITS, SUFFIXES, Manifest
+from ..formats.record import RecordShard
+from ..formats.version import TAGS, kept_id, load_excluded
+from ..names import key_text
+from ..storage import lock
+from ..storage.base import File
+from ..storage.local import open_file
+from ..storage.location import local_path, locate
+from ..storage.lock import JOURNAL
+from ..units import show_count, show_size
+from .drop import check_keys
+from .journal import REJECTED, is_rejected_part, load_rejected
+from .versions import files_of, is_sidecar
+
+LEAST = 4  # bytes of a key that is searched for in other files than shards
+_CHUNK = 1 << 20  # bytes of a file that are searched at a time
+_WIDE = 8  # bytes of a key's end by which it is found; of a shorter one, LEAST
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_MAX_SEALED = manifest.MAX_MANIFEST
+_ALWAYS = (
+    "not seen: caches, copies and backups elsewhere",
+    "not seen: files that a running process holds open, and blocks of the device that are free",
+    "not seen: the same image under another key",
+)
+
+
+class Left(NamedTuple):
+    """Something that is left of a record."""
+
+    file: str
+    record: int | None  # its number in the shard; None: the file is none
+    offset: int  # bytes
+    key: str | None  # None: it is damaged
+    what: str
+
+
+@dataclass
+class Sought:
+    """Where keys were looked for; as str, a summary."""
+
+    keys: int
+    files: int = 0
+    shards: int = 0  # of these files
+    records: int = 0  # in these shards
+    erased: int = 0  # of these records
+    bytes: int = 0  # of all files
+    unseen: list[str] = field(default_factory=list)  # what this cannot find
+
+    def __str__(self) -> str:
+        shards = f"{show_count(self.shards, 'shard')} of {show_count(self.records, 'record')}"
+        return (
+            f"{show_count(self.keys, 'key')} looked for in {show_count(self.files, 'file')}, "
+            f"{show_size(self.bytes)}, among them {shards}, {self.erased:,} erased"
+        )
+
+
+def seek(path: str | os.PathLike[str], keys: Iterable[str | bytes]) -> tuple[Sought, list[Left]]:
+    """Look into each file of a directory for records with these keys, and the keys themselves.
+
+    Raises OptionError, NotPackedError, DamageError, StorageError.
+    """
+    top, wanted = local_path(path), check_keys("dropped", keys)
+    if not wanted:
+        raise OptionError("dropped: no key is in it")
+    found, left = Sought(len(wanted), unseen=[*_ALWAYS]), list[Left]()
+    datasets = {
+        os.path.abspath(folder): _Dataset(folder) for folder in manifest.datasets(top).values()
+    }
+    for one in datasets.values():
+        if one.newest.names is not None:
+            found.unseen.append(
+                f"not seen: what files of {one.newest.format} hold compressed or in other words; "
+                f"nothing is erased from such files ({printable(one.folder, 4096)})"
+            )
+    if short := sum(len(key) < LEAST for key in wanted):
+        found.unseen.append(
+            f"not seen: {show_count(short, 'key')} of fewer than {LEAST} bytes, in other files "
+            "than shards"
+        )
+    search = _Search(wanted)
+    for folder, name in _files_in(top):
+        shown = os.path.join(folder, name)
+        try:
+            if name == JOURNAL:  # opening it would end a lock that this process has on it
+                lock.read(folder, 0, 1)
+            file = open_file(shown, shown)
+        except FileNotFoundError:
+            continue
+        except (StorageError, BusyError) as error:
+            found.unseen.append(f"not seen: {error}")
+            continue
+        with contextlib.closing(file):
+            found.files += 1
+            found.bytes += file.size
+            own = datasets.get(os.path.abspath(folder))
+            left += _look(file, folder, name, own, search, found)
+    return found, left
+
+
+def _files_in(top: str) -> Iterator[tuple[str, str]]:
+    """Yield the files below a folder: (folder, name)."""
+    for folder, folders, names in os.walk(top):
+        folders.sort()
+        for name in sorted(names):
+            yield folder, name
+
+
+class _Dataset:
+    """The newest version of a dataset, for what is said of a record that is left."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.newest: Manifest = manifest.load(locate(folder))
+        self.excluded = load_excluded(locate(folder), self.newest)
+        self._starts = np.cumsum([0, *self.newest.shard_records.tolist()])
+        self.named = files_of(self.newest)
+
+    def tell(self, name: str, shard: RecordShard, record: int) -> str:
+        """Say why a record is still there."""
+        if name not in self.named:
+            return (
+                "the newest version does not name this file: `shardio gc "
+                f"{printable(self.folder, 4096)} --keep 0s` removes it, if shardio wrote it"
+            )
+        if np.isin(self._starts[shard.number] + record, self.excluded):
+            return "it was dropped, but not erased: `shardio drop --erase` does that"
+        return "it is a record of the dataset: `shardio drop --erase` erases it"
+
+
+def _look(
+    file: File, folder: str, name: str, one: _Dataset | None, search: _Search, found: Sought
+) -> Iterator[Left]:
+    """Yield what one file holds of the keys."""
+    shard = _open(file, name)
+    if shard is not None:
+        found.shards += 1
+        found.records += shard.records
+        found.erased += len(shard.erased)
+        for record, key in search.in_shard(shard):
+            what = "no dataset is in this folder" if one is None else one.tell(name, shard, record)
+            text = None if key is None else key_text(key)
+            yield Left(file.name, record, shard.offset(record), text, what)
+        return
+    if (name == REJECTED or is_rejected_part(folder, name)) and (
+        rejected := _rejected(folder, name)
+    ) is not None:
+        for line, key in enumerate(rejected, 1):
+            if key in search.keys:
+                what = f"line {line:,} of what packing left out has this key"
+                yield Left(file.name, None, 0, key_text(key), what)
+        return
+    if _has_no_keys(file, folder, name):
+        return
+    for key, at in search.in_bytes(file):
+        yield Left(file.name, None, at, key_text(key), f"the key stands at byte {at:,}")
+
+
+def _open(file: File, name: str) -> RecordShard | None:
+    """Open a file as a shard that shardio packed, by how it begins; None: it is no whole one."""
+    start = file.read(0, min(file.size, 64))
+    for format in sorted(PACKED, key=lambda one: not name.endswith(SUFFIXES[one])):
+        row = PACKED[format]
+        if start.startswith(row.magic):
+            with contextlib.suppress(DamageError, VersionError):
+                return row.shard(file)
+    return None
+
+
+def _rejected(folder: str, name: str) -> list[bytes] | None:
+    with contextlib.suppress(DamageError):
+        return [key for key, _ in load_rejected(locate(folder), name) or ()]
+    return None
+
+
+def _has_no_keys(file: File, folder: str, name: str) -> bool:
+    """Return whether a file is one of ours that names no record: a manifest, tags, exclusions."""
+    if name in (MANIFEST, SPLITS, TAGS) or kept_id(name) is not None:
+        with contextlib.suppress(ShardioError):
+            if file.size <= _MAX_SEALED:
+                return bool(manifest.parse_sealed(file.read(0, file.size), file.name))
+    return is_sidecar(folder, name)
+
+
+class _Search:
+    """Keys, and how they are found."""
+
+    def __init__(self, keys: set[bytes]) -> None:
+        self.keys = keys
+        self._hashes = np.array([*map(key_hash, keys)], np.uint32)
+        forms = {form: key for key in keys for form in _forms(key) if len(form) >= LEAST}
+        self._longest = max(map(len, forms), default=0)
+        self._by_end = [
+            _Ends(width, {form: key for form, key in forms.items() if _fits(form, width)})
+            for width in (_WIDE, LEAST)
+        ]
+
+    def in_shard(self, shard: RecordShard) -> Iterator[tuple[int, bytes | None]]:
+        """Yield the records of a shard that have one of the keys: (number, key).
+
+        None: a key has this hash, and the record's own is damaged; its bytes are there.
+        """
+        places = np.flatnonzero(np.isin(shard.key_hashes, self._hashes))
+        for record in np.setdiff1d(places, shard.erased).tolist():
+            try:
+                key = shard.key(record)
+            except DamageError:
+                yield record, None
+                continue
+            if key in self.keys:
+                yield record, key
+
+    def in_bytes(self, file: File) -> Iterator[tuple[bytes, int]]:
+        """Yield the keys whose bytes a file holds, each once: (key, byte)."""
+        seen = set[bytes]()
+        overlap = self._longest - 1
+        for start in range(0, file.size if self._longest else 0, _CHUNK):
+            begin = max(0, start - overlap)
+            data = file.read(begin, min(start + _CHUNK, file.size) - begin)
+            for ends in self._by_end:
+                for key, at in ends.found(data):
+                    if key not in seen:
+                        seen.add(key)
+                        yield key, begin + at
+
+
+class _Ends:
+    """Keys by the last bytes of each, so that all are searched for at once."""
+
+    def __init__(self, width: int, forms: Mapping[bytes, bytes]) -> None:
+        self._width = width
+        self._forms: dict[int, list[tuple[bytes, bytes]]] = {}
+        for form, key in forms.items():
+            end = int.from_bytes(form[-width:], "little")
+            self._forms.setdefault(end, []).append((form, key))
+        self._ends = np.array([*self._forms], np.uint64)
+        self._marks = np.zeros(1 << 16, bool)
+        self._marks[_mixed(self._ends)] = True
+
+    def found(self, data: bytes) -> Iterator[tuple[bytes, int]]:
+        """Yield the keys that some bytes hold, and where each begins."""
+        count = len(data) - self._width + 1
+        if not len(self._ends) or count <= 0:
+            return
+        bytes_ = np.frombuffer(data, np.uint8)
+        values = np.zeros(count, np.uint64)
+        for i in range(self._width):
+            values |= bytes_[i : i + count].astype(np.uint64) << np.uint64(8 * i)
+        likely = np.flatnonzero(self._marks[_mixed(values)])
+        likely = likely[np.isin(values[likely], self._ends)]
+        for at, value in zip(likely.tolist(), values[likely].tolist(), strict=True):
+            for form, key in self._forms[value]:
+                begin = at + self._width - len(form)
+                if begin >= 0 and data.startswith(form, begin):
+                    yield key, begin
+
+
+def _mixed(values: np.ndarray[Any, np.dtype[np.uint64]]) -> Sequence[int] | Any:
+    """Return 16 bits of each value, which all of its bits decide."""
+    return (values * _MIX) >> np.uint64(48)
+
+
+def _fits(form: bytes, width: int) -> bool:
+    return len(form) >= _WIDE if width == _WIDE else len(form) < _WIDE
+
+
+def _forms(key: bytes) -> set[bytes]:
+    """Return how a key is written: its bytes, and as in JSON."""
+    return {key, json.dumps(key_text(key))[1:-1].encode()}

@@ -1,0 +1,558 @@
+"""Erased records: their bytes are in no file that is left, the others stay as they were."""
+
+import hashlib
+import os
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import small_datasets
+from support.exporting import FIELDS
+from support.raw_pixels import raw_data
+from support.trees import content, noise, plant, shardio, shardio_json, shards
+
+import shardio as api
+from shardio import (
+    DamageError,
+    OptionError,
+    PlanOptions,
+    ShardDataset,
+    ShardLoader,
+    StateError,
+    native,
+    pack,
+    verify,
+)
+from shardio.dataset.reader import Reader
+from shardio.errors import VersionError
+from shardio.formats import manifest, open_shard
+from shardio.formats.index import key_hash
+from shardio.formats.record import FRAME, LARGE, RecordEncoder, RecordShard, erased_in
+from shardio.packing.copy import copy
+from shardio.packing.drop import drop
+from shardio.packing.gc import gc
+from shardio.packing.shard_writer import ShardWriter
+from shardio.packing.versions import changing, commit, diff, log, restore, tag
+from shardio.storage import local
+from shardio.storage.location import locate
+
+FORMATS = ("record", "lmdb")
+
+
+def keys_of(folder: Path, version: str | None = None) -> list[str]:
+    return api.open(folder, version=version, decode=None).keys()
+
+
+def everything(folder: Path) -> bytes:
+    """The bytes of all files of a folder."""
+    return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+@pytest.fixture(params=FORMATS)
+def either(request: pytest.FixtureRequest, source: Path, tmp_path: Path) -> Path:
+    """A dataset of 6 shards of 4 records, of either format that shardio packs."""
+    pack(source, tmp_path / "either", plan=PlanOptions(max_records=4), format=request.param, jobs=1)
+    return tmp_path / "either"
+
+
+def shard_names(folder: Path) -> set[str]:
+    return {name for name in os.listdir(folder) if name.endswith((".shard", ".lmdb"))}
+
+
+def stored(folder: Path) -> list[bytes]:
+    """The bytes of each record, as its shard has them."""
+    reader = Reader(locate(folder), manifest.load(locate(folder)))
+    found = []
+    for at in range(reader.manifest.shards):
+        shard = reader.shard(at)
+        assert isinstance(shard, RecordShard)
+        found += shard.stored(0, shard.records)
+    return found
+
+
+def test_after_gc_nothing_of_them_is_in_any_file(either: Path) -> None:
+    keys, before = keys_of(either), api.open(either, decode=None)
+    gone = [keys[0], keys[9], keys[10]]
+    images = [before[before.find(key)]["image"] for key in gone]
+    assert all(one in everything(either) for one in images)
+    done = drop(either, keys=gone, erase=True)
+    assert (done.records, done.erased, done.shards, done.remaining) == (3, 3, 2, 21)
+    gc(either, keep_s=0)
+    left = everything(either)
+    for key, image in zip(gone, images, strict=True):
+        assert key.encode() not in left and image not in left
+        assert not any(image[i : i + 32] in left for i in range(0, len(image) - 32, 16))
+    assert keys_of(either) == [key for key in keys if key not in gone]
+    found = verify(either, sha256=True)
+    assert found.damages == [] and found.erased == 3 and "3 erased" in str(found)
+
+
+def test_the_others_keep_their_numbers_and_bytes(either: Path) -> None:
+    before, keys = stored(either), keys_of(either)
+    names = shard_names(either)
+    gone = [0, 9, 23]
+    drop(either, keys=[keys[number] for number in gone], erase=True)
+    after = stored(either)
+    assert [n for n in range(24) if before[n] != after[n]] == gone
+    assert [len(after[number]) for number in gone] == [FRAME.size] * 3
+    assert [FRAME.unpack(after[number])[1:] for number in gone] == [(0, 0)] * 3
+    assert names < shard_names(either) and len(shard_names(either)) == 9
+    gc(either, keep_s=0)
+    assert len(names & shard_names(either)) == 3 and len(shard_names(either)) == 6
+
+
+def test_what_was_dropped_before_is_erased(out: Path) -> None:
+    keys = keys_of(out)
+    drop(out, keys=keys[:3])
+    done = drop(out, keys=keys[1:4], erase=True)
+    assert (done.records, done.already, done.erased) == (1, 2, 3)
+    data = manifest.load(locate(out))
+    assert data.commit and data.commit.changes == {"dropped": 1, "erased": 3}
+    done = drop(out, keys=keys[:1], erase=True)
+    assert (done.records, done.already, done.erased, done.remaining) == (0, 1, 1, 20)
+    assert sum(len(one) == FRAME.size for one in stored(out)) == 4
+    gc(out, keep_s=0)
+    assert verify(out).damages == [] and keys_of(out) == keys[4:]
+
+
+def test_where_chooses_among_the_dropped_too(out: Path) -> None:
+    drop(out, where={"label": "class1"})
+    done = drop(out, where=["label=class1"], erase=True)
+    assert (done.records, done.already, done.erased) == (0, 8, 8)
+    with pytest.raises(OptionError, match="no record meets"):
+        drop(out, where=["label=class1"], erase=True)
+    assert drop(out, where=["label=class0"], erase=True).remaining == 8
+
+
+def test_all_of_a_dataset_can_be_erased(either: Path) -> None:
+    drop(either, keys=keys_of(either), erase=True)
+    gc(either, keep_s=0)
+    assert len(api.open(either)) == 0 and verify(either).erased == 24
+    assert manifest.load(locate(either)).blob_bytes == 0
+
+
+def test_a_key_that_was_erased_is_not_known_any_more(out: Path) -> None:
+    keys = keys_of(out)
+    drop(out, keys=keys[:2], erase=True)
+    before = content(out)
+    with pytest.raises(OptionError, match=r"2 records were erased here, of which no key is kept"):
+        drop(out, keys=keys[:3], erase=True)
+    assert content(out) == before
+    assert drop(out, keys=keys[:2], erase=True, missing="ignore").missing == sorted(keys[:2])
+    assert content(out) == before
+
+
+def test_a_dry_run_changes_nothing(out: Path) -> None:
+    before = content(out)
+    done = drop(out, keys=keys_of(out)[:6], erase=True, dry_run=True)
+    assert (done.erased, done.shards, done.versions) == (6, 2, {})
+    assert "would be erased: 2 shards would be written anew" in str(done)
+    assert content(out) == before
+
+
+def test_files_of_others_are_not_erased_from(tars: Path) -> None:
+    before = content(tars)
+    with pytest.raises(OptionError, match=r"files of others \(webdataset\).*Nothing was erased"):
+        drop(tars, keys=keys_of(tars)[:1], erase=True)
+    assert content(tars) == before
+
+
+def test_all_splits_are_erased_from(tmp_path: Path) -> None:
+    names = [f"{split}/c/{split}{i}.jpg" for split in ("train", "val") for i in "012"]
+    out = tmp_path / "out"
+    pack(plant(tmp_path / "src", {one: noise(one, 900) for one in names}), out, jobs=1)
+    drop(out, keys=["c/train1.jpg", "c/val0.jpg"], erase=True)
+    gc(out, keep_s=0)
+    left = everything(out)
+    assert b"c/train1.jpg" not in left and noise(names[3], 900) not in left
+    assert verify(out).erased == 2
+
+
+# --- every kind of field --------------------------------------------------------------------------
+
+
+def test_fields_of_every_kind_and_empty_shards(wide: Path) -> None:
+    keys, data = keys_of(wide), api.open(wide, decode=None)
+    names = [name for name, kind in FIELDS if kind in ("int", "float", "bool")]
+    assert names
+    kept = [*range(2, 8), *range(10, len(keys))]
+    columns = {name: data.columns(name)[kept] for name in names}
+    before = [data[i] for i in kept]
+    drop(wide, keys=[keys[i] for i in (0, 1, 8, 9)], erase=True)
+    after = api.open(wide, decode=None)
+    for name, column in columns.items():
+        np.testing.assert_array_equal(after.columns(name), column)
+        assert isinstance(after.columns(name), np.ma.MaskedArray) == isinstance(
+            column, np.ma.MaskedArray
+        )
+    assert [sample["__key__"] for sample in after] == [sample["__key__"] for sample in before]
+    assert verify(wide).damages == []
+
+
+def test_a_column_tells_nothing_of_them(packed: Any) -> None:
+    """Neither by a value, nor by its width: 70,000 needs four bytes, the others one."""
+    out = packed([3], sample=lambda i: {"__key__": b"k%d" % i, "image": b"x", "label": LABELS[i]})
+    drop(out, keys=["k1"], erase=True)
+    one = manifest.load(locate(out))
+    shard = open_shard(one.format, one.opening(locate(out)), one.shard(0))
+    assert shard.columns["label"].dtype == np.uint8 and shard.columns["label"].tolist() == [1, 0, 2]
+    assert shard.key_hashes[1] == 0
+    shard.close()
+
+
+LABELS = (1, 70_000, 2)
+
+
+def test_integers_that_no_column_holds(packed: Any) -> None:
+    values = (-1, 5, 2**63)
+    out = packed([3], sample=lambda i: {"__key__": b"k%d" % i, "image": b"x", "label": values[i]})
+    drop(out, keys=["k1"], erase=True)
+    assert api.open(out).columns("label").tolist() == [-1, 2**63]
+    assert verify(out).damages == []
+
+
+@pytest.mark.parametrize("size", [40, LARGE + 1])
+@pytest.mark.parametrize("core", [True, False])
+def test_reads_over_a_gap_have_the_bytes_of_the_others(
+    packed: Any, monkeypatch: pytest.MonkeyPatch, size: int, core: bool
+) -> None:
+    if not core:
+        monkeypatch.setattr(native, "records", lambda: None)
+    elif native.records() is None:
+        pytest.skip("NOT TESTED HERE: there is no core")
+    out = packed([6], image=lambda i: bytes([i]) * size)
+    keys = keys_of(out)
+    drop(out, keys=[keys[2], keys[3]], erase=True)
+    one = manifest.load(locate(out))
+    shard = open_shard(one.format, one.opening(locate(out)), one.shard(0))
+    held = shard.hold(0, 6)
+    for record in (0, 1, 4, 5):
+        data = held[record]
+        assert data is not None
+        assert shard.decode(record, data)["image"] == bytes([record]) * size
+        assert shard.read(record)["image"] == bytes([record]) * size
+    assert erased_in(shard).tolist() == [2, 3]
+    reads: list[Any] = [
+        partial(one, record) for one in (shard.read, shard.key) for record in (2, 3)
+    ]
+    reads += [lambda: list(shard.scan(0, 6)), lambda: list(shard.keys(0, 6))]
+    reads += [partial(shard.decode, i, held[i]) for i in (2, 3) if held[i] is not None]
+    for read in reads:
+        with pytest.raises(DamageError, match=r"record [23] at byte"):
+            read()
+    with pytest.raises(DamageError, match="it was erased"):
+        shard.read(2)
+    shard.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle_buffer": 3}, {"shuffle": False}])
+def test_a_selection_with_gaps_reads_over_them(packed: Any, options: dict[str, Any]) -> None:
+    out = packed([40, 40])
+    keys = keys_of(out)
+    gone = keys[3:70:7]
+    drop(out, keys=gone, erase=True)
+    data = ShardDataset(out, decode=None, **options)
+    assert sorted(one["__key__"] for one in data) == sorted(set(keys) - {*gone})
+    some = data.select(range(0, len(data), 2))
+    assert len({one["__key__"] for one in some}) == 35
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_an_erased_dataset_is_read_as_a_dropped_one(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """The same batches, in the same order, by both loaders, by parts, and of a selection."""
+    folder, counts = tmp_path_factory.mktemp("alike"), [20, 0, 15, 1]
+    raw = data.draw(st.booleans())
+    for name in ("dropped", "erased"):
+        (raw_data if raw else small_datasets.make)(folder / name, counts)
+    numbers = [*range(sum(counts))]
+    keys = keys_of(folder / "dropped")
+    gone = [keys[n] for n in data.draw(st.sets(st.sampled_from(numbers), min_size=1, max_size=30))]
+    drop(folder / "dropped", keys=gone)
+    for some in (gone[::2], gone):  # in two steps
+        drop(folder / "erased", keys=some, erase=True, missing="ignore")
+    options = {
+        "batch_size": data.draw(st.sampled_from([1, 4, 7])),
+        "shuffle_buffer": data.draw(st.sampled_from([None, 2, 5])),
+        "seed": data.draw(st.integers(0, 3)),
+        "tail": "exact",
+    } | ({} if raw else {"decode": None})
+    found = []
+    for name in ("dropped", "erased"):
+        one = ShardDataset(folder / name, **options)
+        with ShardLoader(ShardDataset(folder / name, **options), num_workers=0) as loader:
+            batches = [list(map(plain, batch.items())) for batch in loader]
+        assert batches == [list(map(plain, batch.items())) for batch in one]
+        some = one.select(range(0, len(one), 3)) if one.records else one
+        found.append((batches, [list(map(plain, batch.items())) for batch in some]))
+    assert found[0] == found[1] and verify(folder / "erased").damages == []
+
+
+def plain(item: tuple[str, Any]) -> tuple[str, Any]:
+    name, value = item
+    return name, value.tolist() if hasattr(value, "tolist") else value
+
+
+# --- older versions -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def versions(out: Path) -> tuple[Path, list[str], list[str]]:
+    """Dropped, then erased: the keys of all, and the ids, oldest first."""
+    keys = keys_of(out)
+    tag(out, "packed")
+    drop(out, keys=keys[:2])
+    drop(out, keys=keys[4:6])
+    drop(out, keys=keys[:2], erase=True)
+    return out, keys, [one.id for one in log(out).versions][::-1]
+
+
+def test_a_version_that_shows_them_cannot_be_read(versions: Any) -> None:
+    out, _, ids = versions
+    said = f"version {ids[0]}: 2 of its records were erased"
+    for name in (ids[0], "packed"):
+        for call in (
+            lambda name=name: api.open(out, version=name),
+            lambda name=name: ShardDataset(out, version=name),
+            lambda name=name: restore(out, name),
+            lambda name=name: diff(out, name),
+            lambda name=name: tag(out, "again", version=name),
+        ):
+            with pytest.raises(OptionError, match=said):
+                call()
+    found = log(out).versions
+    assert [one.erased for one in found] == [0, 0, 0, 2]
+    assert "2 erased since: cannot be read" in shardio("log", out).stdout.splitlines()[-1]
+    assert "erased since" not in "".join(shardio("log", out).stdout.splitlines()[:-1])
+    tag(out, "packed", remove=True)
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_version_that_had_dropped_them_stays(versions: Any, clean: bool) -> None:
+    out, keys, ids = versions
+    if clean:
+        gc(out, keep_s=0)
+    assert keys_of(out, ids[1]) == keys[2:]
+    assert len(list(ShardDataset(out, version=ids[1], decode=None))) == 22
+    assert diff(out, ids[1]).dropped == sorted(keys[4:6]) and diff(out, ids[1]).added == []
+    restore(out, ids[1])
+    assert keys_of(out) == keys[2:] and verify(out).damages == []
+    gc(out, keep_s=0, keep_versions=1)
+    assert verify(out).damages == [] and keys_of(out) == keys[2:]
+    assert keys[0].encode() not in everything(out)
+
+
+def test_erasing_again_follows_the_chain(versions: Any) -> None:
+    out, keys, ids = versions
+    drop(out, keys=[keys[2], keys[8]], erase=True)  # of the shard that was written anew, too
+    gc(out, keep_s=0)
+    with pytest.raises(OptionError, match="2 of its records were erased"):
+        api.open(out, version=ids[1])  # of it, keys[2] and keys[8]
+    with pytest.raises(OptionError, match="4 of its records were erased"):
+        api.open(out, version=ids[0])
+    assert len(manifest.load(locate(out)).erased) == 3 and len(shards(out)) == 6
+
+
+def test_files_younger_than_keep_stay(out: Path) -> None:
+    drop(out, keys=keys_of(out)[:1], erase=True)
+    assert gc(out).removed == [] and len(shards(out)) == 7
+    assert len(gc(out, keep_s=0).removed) == 1 and len(shards(out)) == 6
+    assert gc(out, keep_s=0, keep_versions=5).removed == []
+
+
+def test_a_shard_that_is_packed_again_is_needed_again(versions: Any) -> None:
+    """As adding the same files anew gives it: what the newest version names is not to go."""
+    out, keys, ids = versions
+    with changing(str(out)) as before:
+        old = manifest.parse((out / f"manifest-{ids[0]}.json").read_bytes(), "old")
+        commit(str(out), before, replace(old, digest=""), "add", {"added": 2}, {})
+    assert manifest.load(locate(out)).erased == {}
+    gc(out, keep_s=0)
+    assert keys_of(out) == keys and verify(out).damages == []
+
+
+def test_states_of_versions_that_had_dropped_them_hold(out: Path) -> None:
+    keys = keys_of(out)
+
+    def begun() -> tuple[dict[str, Any], list[Any]]:
+        rows = iter(data := ShardDataset(out, batch_size=4, decode=None))
+        next(rows), next(rows)
+        return data.state_dict(), [one["__key__"] for one in rows]
+
+    shown, _ = begun()
+    drop(out, keys=keys[:3])
+    dropped, expected = begun()
+    drop(out, keys=keys[:3], erase=True)
+    gc(out, keep_s=0)
+    data = ShardDataset(out, batch_size=4, decode=None)
+    with pytest.warns(UserWarning, match="is of version"):
+        data.load_state_dict(dropped)
+    assert [one["__key__"] for one in data] == expected
+    with pytest.raises(StateError, match="3 of its records were erased"):
+        ShardDataset(out, batch_size=4, decode=None).load_state_dict(shown)
+
+
+# --- copies, and packing anew ---------------------------------------------------------------------
+
+
+def test_copies_and_what_is_packed_from_it_have_only_what_remains(
+    either: Path, tmp_path: Path
+) -> None:
+    keys = keys_of(either)
+    drop(either, keys=keys[3:9], erase=True)
+    gc(either, keep_s=0)
+    copy(either, tmp_path / "copied")
+    assert keys_of(tmp_path / "copied") == keys[:3] + keys[9:]
+    assert verify(tmp_path / "copied").damages == []
+    drop(tmp_path / "copied", keys=keys[:1], erase=True)
+    pack(tmp_path / "copied", tmp_path / "again", jobs=1)
+    assert sorted(keys_of(tmp_path / "again")) == sorted(keys[1:3] + keys[9:])
+    assert all(shard.read_bytes()[8] == 0 for shard in (tmp_path / "again").glob("*.shard"))
+
+
+# --- killed, full, damaged, forged ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", range(7))
+def test_a_failure_at_any_write_leaves_the_old_version(
+    out: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    keys, done = keys_of(out), 0
+    gone = [keys[0], keys[5]]
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+
+    def failing(self: Any, name: str, *given: Any, **options: Any) -> None:
+        nonlocal done
+        done += not name.startswith(".")
+        if done == step + 1:
+            shutil.copytree(out, f"{out}-killed")  # what a kill -9 right here leaves
+            raise OSError("no more")
+        commit(self, name, *given, **options)
+
+    commit = local.Draft.commit
+    monkeypatch.setattr(local.Draft, "commit", failing)
+    steps = 5  # two shards, the list, the older manifest, the manifest
+    if step >= steps:
+        drop(out, keys=gone, erase=True)
+        assert keys_of(out) == [key for key in keys if key not in gone]
+        return
+    with pytest.raises(OSError, match="no more"):
+        drop(out, keys=gone, erase=True)
+    monkeypatch.undo()
+    for folder in (out, Path(f"{out}-killed")):
+        assert {p.name: p.read_bytes() for p in folder.iterdir() if p.name in before} == before
+        assert keys_of(folder) == keys and verify(folder).damages == []
+        drop(folder, keys=gone, erase=True)
+        gc(folder, keep_s=0)
+        assert keys_of(folder) == [key for key in keys if key not in gone]
+        left = everything(folder)
+        assert not any(key.encode() in left for key in gone)
+        assert not [name for name in os.listdir(folder) if name.startswith(".")]
+
+
+def test_a_full_disk_leaves_the_old_version(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, before = keys_of(out), content(out)
+
+    def full(self: ShardWriter) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ShardWriter, "finish", full)
+    with pytest.raises(OSError, match="No space"):
+        drop(out, keys=keys[:1], erase=True)
+    assert content(out) == before and keys_of(out) == keys
+
+
+def test_a_damaged_neighbour_stays_damaged_and_is_named(out: Path) -> None:
+    """Erasing copies it: what could be read of it can still be, and nothing vouches for it."""
+    keys = keys_of(out)
+    one = manifest.load(locate(out))
+    shard = open_shard(one.format, one.opening(locate(out)), one.shard(0))
+    at = shard.offset(1) + int(shard.sizes[1]) - 1
+    shard.close()
+    path = out / one.shard(0).name
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    drop(out, keys=[keys[0]], erase=True)
+    [damage] = verify(out).damages
+    assert (damage.record, damage.key) == (1, keys[1])
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("shown", "it was erased, but no list of dropped records hides it"),
+        ("checksum", "it was erased, but its checksum is"),
+        ("hash", "it was erased, but the index still tells of it"),
+        ("column", "it was erased, but the index still tells of it"),
+    ],
+)
+def test_what_is_wrong_with_an_erased_record_is_found(
+    packed: Any, fault: str, expected: str
+) -> None:
+    out = packed([4, 4])
+    drop(out, keys=keys_of(out)[1:2], erase=True)
+    one = manifest.load(locate(out))
+    path, records = out / one.shard(0).name, stored(out)[:4]
+    if fault == "shown":
+        (out / "manifest.json").write_bytes(replace(one, excluded=None, digest="").dump())
+        with pytest.raises(DamageError, match="it was erased"):
+            list(api.open(out, decode=None))
+    elif fault == "checksum":
+        data = bytearray(path.read_bytes())
+        data[data.index(records[1])] ^= 1
+        path.write_bytes(data)
+    else:  # by another writer, and under checksums that are right
+        encoder = RecordEncoder(one.schema, one.dataset_id, 0, version=1)
+        data = bytearray(encoder.header())
+        for record in records:
+            data += b"".join(encoder.append_stored(record))
+        hashes = [key_hash(b"k/%06d.jpg" % i) for i in range(4)]
+        hashes[1] = 5 if fault == "hash" else 0
+        encoder.index_as(hashes, {"label": [0, int(fault == "column"), 2, 0]})
+        data += encoder.finish()
+        digest = hashlib.sha256(data).digest()
+        (out / manifest.shard_name(0, digest)).write_bytes(data)
+        digests, indexes, sizes = (
+            column.copy() for column in (one.shard_sha256, one.shard_index, one.shard_sizes)
+        )
+        digests[0], indexes[0] = np.frombuffer(digest, np.uint8), encoder.index_checksum
+        sizes[0] = len(data)
+        forged = replace(one, shard_sha256=digests, shard_index=indexes, shard_sizes=sizes)
+        (out / "manifest.json").write_bytes(replace(forged, digest="").dump())
+    [damage] = verify(out).damages
+    assert damage.record == 1 and damage.what.startswith(expected)
+
+
+def test_a_reader_of_version_0_is_told_by_the_version(out: Path) -> None:
+    """The header and the trailer say 1: older releases refuse it; so does this one a version 2."""
+    drop(out, keys=keys_of(out)[:1], erase=True)
+    gc(out, keep_s=0)
+    [path] = out.glob("00000-*.shard")
+    data = bytearray(path.read_bytes())
+    assert data[8] == 1 and data[-60 + 24] == 1
+    assert all(one.read_bytes()[8] == 0 for one in shards(out) if one != path)
+    data[8] = 2
+    path.write_bytes(data)
+    with pytest.raises((VersionError, DamageError)):
+        list(api.open(out, decode=None))
+
+
+def test_the_command_says_what_it_did(out: Path) -> None:
+    keys = keys_of(out)
+    said = shardio("drop", out, "--keys", "-", "--erase", input="\n".join(keys[:2])).stdout
+    assert "2 records dropped, 22 records left" in said
+    assert "2 records erased: 1 shard written anew without them" in said
+    assert "gc" in said and "--keep 0s" in said
+    count = sum(key.startswith("class1/") for key in keys_of(out))
+    found = shardio_json("drop", out, "--where", "label=class1", "--erase")
+    assert found["erased"] == count and found["shards"] >= 2
+    assert f"{2 + count} erased" in shardio("verify", out).stdout
