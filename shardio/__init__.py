@@ -36,6 +36,7 @@ Look, check, leave
     RayExecutor        Choose a Ray cluster that does it, or packs: verify(executor=...).
 
 Change
+    annotate           Add fields, or correct values: labels, captions, embeddings.
     drop               Hide records from every reader, as a new version.
     log                List the versions of a dataset.
     diff               Compare two versions: keys added, dropped, changed.
@@ -104,6 +105,7 @@ if TYPE_CHECKING:
     from .loader.shard_loader import ShardLoader as ShardLoader
     from .native import PerformanceWarning as PerformanceWarning
     from .order.options import Order as Order
+    from .packing.annotate import annotate as annotate
     from .packing.copy import copy as copy
     from .packing.drop import drop as drop
     from .packing.export import export as export
@@ -145,6 +147,7 @@ _HOMES = {
     "SourceOptions": "packing.options",
     "Storage": "storage.options",
     "Writer": "packing.writer",
+    "annotate": "packing.annotate",
     "bench": "tuning.bench",
     "collate": "dataset.collate",
     "commit": "packing.pack",

@@ -263,6 +263,11 @@ class RecordShard:
         self.sizes = lengths.astype(np.int64) + FRAME.size
         return start or index_offset - int(self.sizes.sum()), index_offset
 
+    @property
+    def is_remote(self) -> bool:
+        """Return whether each read of it is a round trip, unless it was announced."""
+        return self._file.descriptor < 0
+
     def check(self) -> None:
         """Do nothing: opening checks all but the records."""
 

@@ -34,5 +34,7 @@ Its files:
     copy           a dataset to another disk or store
     versions       commits after packing: log, diff, tags, and back to an older one
     drop           records that are hidden
+    annotate       fields that are added beside the shards, or corrected
+    given_values   what it is given: tables, arrays, dicts
     gc             what no manifest names goes
 """

@@ -27,7 +27,7 @@ from ..units import check_bool, check_int, show_count, show_size
 from . import journal, output_dir
 from .index import is_sidecar
 from .sources.archives.inflate import is_unpacked
-from .versions import files_of, is_excluded, is_kept
+from .versions import files_of, is_excluded, is_kept, is_overlay
 
 KEEP_S = 24 * 3600.0
 
@@ -172,7 +172,7 @@ def _unnamed(
             needed = owner is None or new
         elif name == JOURNAL:
             needed = resumable or data is None
-        elif is_sidecar(folder, name) or is_excluded(folder, name) or is_kept(folder, name):
+        elif any(ours(folder, name) for ours in (is_sidecar, is_excluded, is_overlay, is_kept)):
             needed = name in named
         else:
             ours = journal.is_ours(folder, name) or journal.is_rejected_part(folder, name)

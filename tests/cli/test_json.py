@@ -19,6 +19,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("json")
     source = plant(folder / "src", images())
     shardio("pack", source, folder / "out", "--jobs", "1")
+    (folder / "scores.csv").write_text(
+        "\n".join(["key,score", *(f"{key},0.5" for key in images())])
+    )
     shardio("pack", source, folder / "parts", "--part", "1/1", "--jobs", "1")
     shardio("export", folder / "out", folder / "tars", "--format", "webdataset")
     file = CacheDirectory(folder / "cache", "1GiB", range_bytes=4096).open(
@@ -45,6 +48,7 @@ CALLS = {
     "explain": "out",
     "tune": "out --batch-size 4",
     "drop": "out --where label=class0 --dry-run",
+    "annotate": "out scores.csv --dry-run",
     "log": "out",
     "tag": "out v1",
     "diff": "out v1",

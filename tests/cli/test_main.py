@@ -66,6 +66,7 @@ def test_no_command_imports_torch(name: str, source: Path, out: Path, tmp_path: 
         "bench": [out, "--workers", "0"],  # which fails soon: these files are no images
         "cache": ["ls", out],
         "drop": [out, "--where", "label=class0"],
+        "annotate": [out, out],  # which is no table
         "diff": [out, "0123"],  # which is no version
         "tag": [out, "paper"],
         "restore": [out, "0123"],
@@ -212,6 +213,7 @@ def test_what_is_not_packed_is_said(name: str, tmp_path: Path, run: Run) -> None
         "cat": ["0"],
         "tune": ["--batch-size", "4"],
         "drop": ["--where", "label=class0"],
+        "annotate": [tmp_path / "scores.csv"],
         "diff": ["v1"],
         "tag": ["v1"],
         "restore": ["v1"],
