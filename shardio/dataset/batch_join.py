@@ -82,7 +82,7 @@ class EncodedBatches:
             *(tuple([self._own(columns, name) for name in self.names]), offsets, keys, take),
             rows.held,
         )
-        if done < size or not beside.fill(columns, rows):
+        if done < size or not beside.fill(columns, rows, numbers):
             return None
         values: dict[str, Any] = {name: as_tensor(column) for name, column in columns.items()}
         ends = torch.from_numpy(offsets)
@@ -112,16 +112,17 @@ class _Beside:
         size = 0 if self._one_by_one else records
         self._values = {name: np.empty(size, dtypes[name]) for name in names}
 
-    def fill(self, columns: Mapping[str, Any], rows: Rows) -> bool:
-        """Fill the columns of a batch; False where the ordinary way must make it."""
+    def fill(self, columns: Mapping[str, Any], rows: Rows, shards: Sequence[int]) -> bool:
+        """Fill the columns of a batch, whose rows are of these shards.
+
+        False where the ordinary way must make it.
+        """
         if not self._values:
             return True
-        shards = set(rows.shards.tolist())
-        if self._one_by_one:
-            return all(self._fill_of(columns, rows, number) for number in shards)
-        for number in shards - self._known:
-            self._know(number)
-        if self._partial and not self._partial.isdisjoint(shards):
+        if not self._one_by_one and not self._known.issuperset(shards):
+            for number in {*shards} - self._known:
+                self._know(number)
+        if self._one_by_one or not self._partial.isdisjoint(shards):
             return all(self._fill_of(columns, rows, number) for number in shards)
         for name, values in self._values.items():
             values.take(rows.numbers, out=columns[name])

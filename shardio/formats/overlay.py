@@ -19,6 +19,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import repeat
 from typing import Any
 
@@ -37,6 +38,7 @@ ROW = "__row__"
 _NAME = re.compile(r"overlay-\d{5,}-[0-9a-f]{8}\.shard\Z")
 
 Open = Callable[[Opening, ShardInfo], Shard]
+Put = Callable[[Sample, int], None]  # of the record of this number in the shard
 
 
 def has_overlay_name(name: str) -> bool:
@@ -44,6 +46,7 @@ def has_overlay_name(name: str) -> bool:
     return _NAME.match(name) is not None
 
 
+@lru_cache(64)
 def overlay_schema(field: str, kind: str) -> Schema:
     """Return the schema of a file of a field's values."""
     return Schema([(KEY, "key"), (ROW, "int"), (field, kind)])
@@ -109,9 +112,6 @@ class _Layer:
             self.close()
             raise
         self.column = self._column(overlay, below)
-        self._plain, self._mask = self.column, None
-        if isinstance(self.column, np.ma.MaskedArray):
-            self._plain, self._mask = self.column.data, np.ma.getmaskarray(self.column)
         self.sizes: Column | None = None
         if self.column is not None:
             self.close()  # all of it is here
@@ -143,20 +143,36 @@ class _Layer:
                 return None
         return stored
 
-    def put(self, sample: Sample, record: int) -> None:
-        """Give a sample its value of the field."""
-        if self._plain is not None:
-            none = self._mask is not None and self._mask[record]
-            sample[self.field] = None if none else self._plain.item(record)
-            return
-        number = self._which.item(record)
-        if number >= 0:
-            file, place = self._files[number], self._places.item(record)
-            held = self._waiting.pop((number, place), None)
-            found = file.read(place) if held is None else file.decode(place, held)
-            sample[self.field] = found[self.field]
-        elif self._added:
-            sample[self.field] = None
+    def put(self) -> Put:
+        """Return what gives a sample its value of the field."""
+        field, files, added, waiting = self.field, self._files, self._added, self._waiting
+        if self.column is not None:
+            item = np.ma.getdata(self.column).item
+            if isinstance(self.column, np.ma.MaskedArray):
+                is_none = np.ma.getmaskarray(self.column).item
+
+                def put_number_or_none(sample: Sample, record: int) -> None:
+                    sample[field] = None if is_none(record) else item(record)
+
+                return put_number_or_none
+
+            def put_number(sample: Sample, record: int) -> None:
+                sample[field] = item(record)
+
+            return put_number
+        file_of, place_of = self._which.item, self._places.item
+
+        def put_value(sample: Sample, record: int) -> None:
+            number = file_of(record)
+            if number >= 0:
+                file, place = files[number], place_of(record)
+                held = waiting.pop((number, place), None)
+                found = file.read(place) if held is None else file.decode(place, held)
+                sample[field] = found[field]
+            elif added:
+                sample[field] = None
+
+        return put_value
 
     def put_all(self, samples: Iterable[Sample], start: int, stop: int) -> Iterator[Sample]:
         """Give the samples of records [start, stop) their values, by large reads."""
@@ -285,12 +301,12 @@ def _merged(
         return None
     if kind != "int" and dtype.kind == "u":  # of None alone
         dtype = np.dtype("|b1" if kind == "bool" else "<f4")
-    plain = np.zeros(records, dtype)
-    mask = np.full(records, stored is None)
-    if stored is not None:
-        plain[:] = np.ma.getdata(stored)
-        mask[:] = np.ma.getmaskarray(stored)
+    plain = np.zeros(records, dtype) if stored is None else np.array(np.ma.getdata(stored), dtype)
     plain[rows] = np.ma.getdata(values)
+    masked = isinstance(stored, np.ma.MaskedArray) or isinstance(values, np.ma.MaskedArray)
+    if not masked and (stored is not None or len(rows) == records):
+        return plain
+    mask = np.full(records, True) if stored is None else np.ma.getmaskarray(stored).copy()
     mask[rows] = np.ma.getmaskarray(values)
     return np.ma.MaskedArray(plain, mask) if mask.any() else plain
 
@@ -300,6 +316,7 @@ class OverlaidShard:
 
     def __init__(self, shard: Shard, layers: Sequence[_Layer]) -> None:
         self.stored, self._layers = shard, layers
+        self._puts = [layer.put() for layer in layers]
         self.name, self.records, self.memory = shard.name, shard.records, shard.memory
         self.key_hashes = shard.key_hashes
         self.sizes = shard.sizes
@@ -320,8 +337,8 @@ class OverlaidShard:
     def read(self, record: int) -> Sample:
         """Read one record, and its values beside it. Raises DamageError."""
         sample = self.stored.read(record)
-        for layer in self._layers:
-            layer.put(sample, record)
+        for put in self._puts:
+            put(sample, record)
         return sample
 
     def scan(self, start: int, stop: int, *, text: bool = False) -> Iterator[Sample]:
@@ -340,8 +357,8 @@ class OverlaidShard:
     def decode(self, record: int, held: bytes) -> Sample:
         """Decode what `hold` gave for a record. Raises DamageError."""
         sample = self.stored.decode(record, held)
-        for layer in self._layers:
-            layer.put(sample, record)
+        for put in self._puts:
+            put(sample, record)
         return sample
 
     def key(self, record: int) -> bytes:
