@@ -38,6 +38,7 @@ Look, check, leave
 Change
     append             Add what is new in a source to a packed dataset.
     update             Make a packed dataset what its whole source is now.
+    annotate           Add fields, or correct values: labels, captions, embeddings.
     drop               Hide records from every reader, as a new version.
     log                List the versions of a dataset.
     diff               Compare two versions: keys added, dropped, changed.
@@ -106,6 +107,7 @@ if TYPE_CHECKING:
     from .loader.shard_loader import ShardLoader as ShardLoader
     from .native import PerformanceWarning as PerformanceWarning
     from .order.options import Order as Order
+    from .packing.annotate import annotate as annotate
     from .packing.append import append as append
     from .packing.copy import copy as copy
     from .packing.drop import drop as drop
@@ -149,6 +151,7 @@ _HOMES = {
     "SourceOptions": "packing.options",
     "Storage": "storage.options",
     "Writer": "packing.writer",
+    "annotate": "packing.annotate",
     "append": "packing.append",
     "bench": "tuning.bench",
     "collate": "dataset.collate",

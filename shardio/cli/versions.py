@@ -1,4 +1,4 @@
-"""`drop`, `log`, `diff`, `tag` and `restore`: change a dataset, and know its versions."""
+"""`drop`, `annotate`, `log`, `diff`, `tag`, `restore`: change a dataset, and know its versions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from ..errors import OptionError, StorageError, printable
-from .command import OUT, STORE, Command, option
+from .command import FIELDS, OUT, STORE, Command, option, read_fields
 from .output import Output
 
 _DIRECTORY = option("path", "OUT", "the packed directory")
@@ -18,6 +18,14 @@ def _drop(output: Output, *, keys: str | None = None, **call: Any) -> int:
     if keys is not None:
         call["keys"] = lines_of("--keys", keys)
     return output.show(drop(**call))
+
+
+def _annotate(output: Output, *, fields: str | None = None, **call: Any) -> int:
+    from ..packing.annotate import annotate
+
+    if fields is not None:
+        call["fields"] = read_fields(fields, alone=True)
+    return output.show(annotate(**call))
 
 
 def lines_of(option: str, name: str) -> list[bytes]:
@@ -75,6 +83,24 @@ DROP = Command(
         "shardio drop packed --keys opted-out.txt",
         "shardio drop packed --keys opted-out.txt --erase",
         "shardio drop packed --where label=cat --dry-run",
+    ),
+)
+
+ANNOTATE = Command(
+    "annotate",
+    "add fields to records, or correct values, as a new version",
+    _annotate,
+    "packing.annotate:annotate",
+    _DIRECTORY,
+    option("table", "TABLE", "a .csv, .tsv, .jsonl, .parquet or .npy with the values"),
+    FIELDS,
+    option("--key", "COLUMN"),
+    option("--missing", choices=("error", "none")),
+    option("--unknown", choices=("error", "ignore")),
+    option("--dry-run"),
+    examples=(
+        "shardio annotate packed captions.csv --fields caption=text",
+        "shardio annotate packed clip.npy --fields clip",
     ),
 )
 

@@ -22,7 +22,7 @@ import numpy as np
 from .. import native
 from ..errors import DecodeError, ShardioError
 from ..formats.manifest import Manifest
-from ..formats.record import RecordShard
+from ..formats.overlay import without_overlays
 from ..formats.sample import BLOBS
 from ..images.decode import pixels, ppm_header
 from ..images.transforms import Transform, crop_many
@@ -113,8 +113,7 @@ class RawPixels(Pixels):
     def read(self, parts: Sequence[ShardRows], out: Array, draws: Callable[[], UInt64s]) -> bool:
         begin = ppm_header(self.height, self.width)
         for shard, records, rows, held in parts:
-            assert isinstance(shard, RecordShard)
-            if not shard.gather(records, held, begin, out, rows):
+            if not without_overlays(shard).gather(records, held, begin, out, rows):
                 return False
         return True
 
@@ -132,8 +131,7 @@ class Jpegs(Pixels):
         assert native.core is not None
         images = [b""] * len(out)
         for shard, records, rows, held in parts:
-            assert isinstance(shard, RecordShard)
-            blobs = shard.blobs(records, held)
+            blobs = without_overlays(shard).blobs(records, held)
             if blobs is None:
                 return False
             for row, blob in zip(rows.tolist(), blobs, strict=True):
@@ -198,7 +196,7 @@ def choose_batch_reader(manifest: Manifest, decoder: Decoder) -> Pixels | None:
         or not (decoder.only_arrays or decoder.only_crops)
         or fields is None
         or fields.count(IMAGE) != 1
-        or [name for name, kind in kinds.items() if kind in BLOBS] != [IMAGE]
+        or [name for name, kind in manifest.stored_schema.fields if kind in BLOBS] != [IMAGE]
         or kinds[IMAGE] != "image"
         or any(name != IMAGE and kinds[name] not in _DTYPES for name in fields)
     ):
@@ -217,7 +215,7 @@ def choose_batch_reader(manifest: Manifest, decoder: Decoder) -> Pixels | None:
     return None
 
 
-def advise_core(reader: Reader, batch_reader: Pixels | None, transform: object) -> None:
+def advise_core(reader: Reader, batch_reader: object, transform: object) -> None:
     """Warn where the core would make images faster, but is not here.
 
     Call it when a dataset is constructed: in the trainer's process, so workers do not repeat it.
@@ -229,7 +227,8 @@ def advise_core(reader: Reader, batch_reader: Pixels | None, transform: object) 
             native.advise("records of raw pixels are read by Python, slower")
         return
     crops = isinstance(transform, Transform) and transform.interpolation != "nearest"
-    if native.core is None and (crops or batch_reader is not None) and _begins_with_jpegs(reader):
+    decodes = crops or isinstance(batch_reader, Pixels)
+    if native.core is None and decodes and _begins_with_jpegs(reader):
         does = "decodes and crops" if crops else "decodes"
         native.advise(f"PIL {does} the JPEGs of this dataset, slower")
 

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from ..formats import check_format, expect_shard, open_shard
 from ..formats.base import Shard, ShardInfo
 from ..formats.foreign.row_groups import cache_bytes
 from ..formats.manifest import Manifest, choose_split
+from ..formats.overlay import most_files
 from ..formats.sample import Sample
 from ..formats.version import NONE, load_excluded, load_version
 from ..order.rng import Int64s
@@ -72,6 +74,7 @@ class Reader:
     verify    check what a format checks only once, when a shard is opened; see its page
     limit     shards that are open at once; default: as many as the process can spare
     excluded  the numbers of the records that were dropped; default: as the manifest says
+    wanted    as `want` has it
     """
 
     def __init__(
@@ -83,12 +86,14 @@ class Reader:
         verify: bool = True,
         limit: int | None = None,
         excluded: Int64s | None = None,
+        wanted: frozenset[str] | None = None,
     ) -> None:
         self.index = storage  # of the manifest and the indexes
         self.storage = storage if root is None else root
         self.manifest = manifest
         self.mean_bytes = manifest.mean_bytes  # of storage per record, index included
-        self.limit = spare_descriptors() if limit is None else limit
+        each = 1 + sum(map(most_files, manifest.overlays))
+        self.limit = max(1, spare_descriptors() // each) if limit is None else limit
         # (shards + 1,) the number of the first record of each shard; last, of all records, those
         # that were dropped included: a record keeps its number.
         self.starts = np.zeros(manifest.shards + 1, np.int64)
@@ -96,7 +101,7 @@ class Reader:
         if excluded is None:
             excluded = load_excluded(storage, manifest)
         self.remaining = Remaining(excluded, self.starts) if len(excluded) else None
-        self._opening = manifest.opening(storage, root, verify=verify)
+        self._opening = replace(manifest.opening(storage, root, verify=verify), wanted=wanted)
         self._most = 0  # bytes of open shards that are in memory; 0: to be found out
         check_format(manifest.format)
         self.forget()
@@ -105,12 +110,23 @@ class Reader:
     def __reduce__(self) -> tuple[Any, ...]:
         more = {"root": self.storage, "verify": self._opening.verify, "limit": self.limit}
         more["excluded"] = NONE if self.remaining is None else self.remaining.excluded
+        more["wanted"] = self._opening.wanted
         return partial(Reader, **more), (self.index, self.manifest)  # type: ignore[arg-type]
 
     def of_version(self, manifest: Manifest) -> Reader:
         """Return a reader of another version of the dataset. Raises DamageError."""
         root, verify = self.storage, self._opening.verify
-        return Reader(self.index, manifest, root=root, verify=verify, limit=self.limit)
+        own = {"root": root, "verify": verify, "limit": self.limit}
+        return Reader(self.index, manifest, **own, wanted=self._opening.wanted)  # type: ignore[arg-type]
+
+    def want(self, fields: Iterable[str] | None) -> None:
+        """Note which fields samples need at least: values beside the shards of others stay unread.
+
+        None: all. Numbers and booleans are always there.
+        """
+        wanted = None if fields is None else frozenset(fields)
+        self._opening = replace(self._opening, wanted=wanted)
+        self.forget()
 
     @property
     def records(self) -> int:

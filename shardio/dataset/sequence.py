@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import OptionError, name_record, printable, there_are
 from ..formats.base import Column, Shard
-from ..formats.index import key_hash
+from ..formats.index import EMPTY, key_hash
 from ..formats.record import whole_runs
 from ..formats.sample import Sample, give_text_key
 from ..formats.version import NONE
@@ -94,6 +94,7 @@ def open(
         transform=transform,
         max_pixels=options.max_pixels,
     )
+    reader.want(decoder.fields)
     if decoder.device_crop is not None:
         raise OptionError(
             "shardio.open: decode='cuda' is for training, where the device decodes whole batches: "
@@ -388,7 +389,3 @@ def shard_column(shard: Shard, name: str, kind: str) -> Column:
     elif kind != "int" and column.dtype.kind == "u":  # a shard of None alone: they are u1
         column = column.astype(EMPTY[kind])
     return column
-
-
-# The dtype of a column without a value; no wider than others, since joining it widens them.
-EMPTY = {"int": "<i8", "float": "<f4", "bool": "|b1"}

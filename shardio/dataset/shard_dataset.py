@@ -17,6 +17,7 @@ from typing import Any
 
 from .. import native
 from ..errors import OptionError, printable
+from ..formats.manifest import Manifest
 from ..order.epoch import Tail
 from ..order.mixture import Length
 from ..order.options import STATE_OPTIONS, Options, Order, RequestedOptions
@@ -26,8 +27,8 @@ from ..storage.options import Storage
 from ..storage.stores import without_secrets
 from ..units import check_group, refuse_options, show_count
 from .assemble import VALID
-from .batch_decode import advise_boxes, advise_core, choose_batch_reader
-from .batch_join import encoded_images
+from .batch_decode import Pixels, advise_boxes, advise_core, choose_batch_reader
+from .batch_join import EncodedBatches, encoded_images
 from .buffering import BUFFER_BYTES, reads_batches_in_core
 from .collate import planes
 from .decode import LABEL, Decode, Decoder, record_name
@@ -157,8 +158,8 @@ class ShardDataset(ManifestInfo, Stream):
             )
         if (rank is None) != (world_size is None):
             raise OptionError(f"rank is {rank} and world_size {world_size}: give both, or neither")
-        pixels = choose_batch_reader(self.manifest, self._decoder)
-        self._whole = pixels or encoded_images(self.manifest, self._decoder)
+        self.reader.want(self._decoder.fields)
+        self._whole = _batch_reader(self.manifest, self._decoder)
         buffer = stored.buffer_bytes
         self.buffer_bytes = BUFFER_BYTES if buffer is None else int(buffer)
         self._requested = RequestedOptions(
@@ -176,7 +177,7 @@ class ShardDataset(ManifestInfo, Stream):
         )
         advise_boxes(self.manifest, self._decoder.fields, transform)
         if self.device_crop is None:
-            advise_core(self.reader, pixels if batch_size is not None else None, transform)
+            advise_core(self.reader, None if batch_size is None else self._whole, transform)
         own = LABEL in (fields or self.manifest.schema.names) and not (target_transform or map)
         self.label_names = self.manifest.classes if own else None  # of labels as they are stored
 
@@ -346,7 +347,8 @@ class ShardDataset(ManifestInfo, Stream):
         if (found := version_of_state(state, self.reader)) is not None:
             if self.selection is not self._chosen:  # but by `select`, or in another process
                 raise found.refusal()
-            self.reader = self.reader.of_version(found.manifest)
+            self.reader = self.reader.of_version(found.manifest_with(self._decoder.fields))
+            self._whole = _batch_reader(self.manifest, self._decoder)
             self.selection = self._chosen = choose_where(self.reader, self._decoder, self._where)
             self.counts = self.reader.counts if self.selection is None else self.selection.counts
             self._start_anew()
@@ -358,3 +360,8 @@ class ShardDataset(ManifestInfo, Stream):
         check_identity(state, self.source_identity(), self.path)
         saved = {name: state.get(name) for name in STATE_OPTIONS}
         return self._requested.resolve(self.reader.mean_bytes, saved, records=self.records)
+
+
+def _batch_reader(manifest: Manifest, decoder: Decoder) -> Pixels | EncodedBatches | None:
+    """Find what makes batches as a whole; None: nothing does."""
+    return choose_batch_reader(manifest, decoder) or encoded_images(manifest, decoder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,15 @@ class StateVersion:
             f"the state is of {self.named}: open that version, ShardDataset(path, version=...), "
             "and select its records, before you load the state"
         )
+
+    def manifest_with(self, fields: Iterable[str] | None) -> Manifest:
+        """Return the manifest of the state's version. Raises StateError if it lacks a field."""
+        if lacks := [name for name in fields or () if name not in self.manifest.schema.names]:
+            raise StateError(
+                f"the state is of {self.named}. That version has no field {printable(lacks[0])!r}: "
+                "give fields that it has, or begin anew without the state"
+            )
+        return self.manifest
 
     def warn(self) -> None:
         """Say that it is read from now on."""

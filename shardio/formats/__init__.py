@@ -9,6 +9,7 @@ row whose pattern its name matches.
     record    the record shard
     lmdb      the LMDB shard: records as values of one environment
     manifest  the list of a dataset's shards; the commit
+    overlay   fields beside the shards, that were added or corrected
     version   older manifests, records that were dropped, tags
     erased    versions whose records were erased since
     tree      records written as files, which never leave their folder
@@ -45,6 +46,7 @@ from .foreign.webdataset_writer import WebDataset
 from .foreign.writer import FormatWriter
 from .lmdb import START, LmdbEncoder, LmdbShard
 from .manifest import SUFFIXES
+from .overlay import files_of_shard, overlaid
 from .record import ATTEMPTS, MAGIC, RecordEncoder, RecordShard, most_of_end
 
 
@@ -129,7 +131,10 @@ EXPORTED = {row.exported_as or name: row.writer for name, row in FOREIGN.items()
 
 def open_shard(format: str, opening: Opening, info: ShardInfo) -> Shard:
     """Open one shard. Raises FileNotFoundError, StorageError, DamageError, VersionError."""
-    return FORMATS[format].open(opening, info)
+    shard = FORMATS[format].open(opening, info)
+    if not opening.overlays:
+        return shard
+    return overlaid(shard, opening, info.number, PACKED["record"].open)
 
 
 def expect_shard(format: str, opening: Opening, info: ShardInfo) -> None:
@@ -137,6 +142,9 @@ def expect_shard(format: str, opening: Opening, info: ShardInfo) -> None:
     if format in PACKED:
         end = most_of_end(info.records, opening.schema)
         opening.storage.will_open(info.name, known_file(opening, info), end)
+    for _, here, of_values in files_of_shard(opening, info.number):
+        end = most_of_end(of_values.records, here.schema)
+        here.storage.will_open(of_values.name, known_file(here, of_values), end)
 
 
 def sha256(format: str, opening: Opening, info: ShardInfo) -> bytes:

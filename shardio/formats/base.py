@@ -32,16 +32,29 @@ class ShardInfo:
 
 
 @dataclass(frozen=True)
+class Overlay:
+    """A field whose values lie beside the shards, in files of the shards that have some."""
+
+    field: str
+    kind: str
+    added: bool  # the shards have no such field; else these values replace theirs
+    # By the number of the shard, the oldest first: a value replaces one of a file before.
+    files: Mapping[int, tuple[ShardInfo, ...]]
+
+
+@dataclass(frozen=True)
 class Opening:
     """A request to open a shard: all that is needed besides its entry in the manifest."""
 
     storage: Location  # where the shards are
     index_location: Location  # of manifest and sidecars; another one if indexed with --out
     dataset_id: bytes
-    schema: Schema
+    schema: Schema  # of what the shards store
     options: Mapping[str, Any]  # of the manifest: how the dataset was packed or indexed
     verify: bool = True  # formats whose index is not checked on every read check it when opened
     classes: int | None = None  # how many there are
+    overlays: Sequence[Overlay] = ()  # which are beside the manifest
+    wanted: frozenset[str] | None = None  # fields that samples need at least; None: all
 
 
 def known_file(opening: Opening, info: ShardInfo) -> KnownFile:

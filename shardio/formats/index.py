@@ -18,6 +18,9 @@ from .base import Column
 
 SCALARS = frozenset(("int", "float", "bool"))  # kinds of fields that get a column
 
+# The dtype of a column without a value; no wider than others, since joining it widens them.
+EMPTY = {"int": "<i8", "float": "<f4", "bool": "|b1"}
+
 # What a column can be, by the one spelling that numpy gives it.
 _COLUMNS = frozenset(["|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8"])
 

@@ -19,6 +19,7 @@ import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,13 +36,13 @@ from ..errors import (
     printable,
     there_are,
 )
-from ..names import are_names, file_name, from_file_name, is_name, key_bytes
+from ..names import KEY, are_names, file_name, from_file_name, is_name, key_bytes
 from ..storage import lock
 from ..storage.base import SEAL_BYTES, Location, path_in
 from ..storage.local import LocalDirectory
 from ..storage.location import locate
-from .base import MAX_RECORDS, Column, Opening, ShardInfo
-from .sample import MAX_DEPTH, Schema, check_schema
+from .base import MAX_RECORDS, Column, Opening, Overlay, ShardInfo
+from .sample import KINDS, MAX_DEPTH, Schema, check_schema
 
 MANIFEST = "manifest.json"
 SPLITS = "shardio.json"
@@ -50,6 +51,7 @@ GROWN = 1  # of a dataset that a commit changed after it was packed
 MAX_MANIFEST = 1 << 30  # bytes; 100,000 shards take 14 MB
 MAX_SPLITS = 64 << 20  # bytes of shardio.json: names of classes
 MAX_SHARDS = 10_000_000
+MAX_OVERLAYS = 64  # files of one field and shard; sizes fall by a factor from each to the next
 MAX_BYTES = (1 << 63) - 1  # of all shards
 
 SUFFIXES = {"record": ".shard", "lmdb": ".lmdb"}  # of the formats that shardio packs
@@ -99,7 +101,7 @@ class Manifest:
 
     dataset_id: bytes  # 16 bytes
     format: str  # of the shards: "record"
-    schema: Schema
+    schema: Schema  # of samples: what the shards store, then fields that were added
     classes: tuple[str, ...] | None  # names by label (names.py); None: no labels
     options: dict[str, Any]  # how it was packed
     library: str  # version of shardio that packed it
@@ -111,6 +113,7 @@ class Manifest:
     names: tuple[str, ...] | None = None  # of foreign shards; ours are named by their content
     version: int = 0  # of the format it was written in
     excluded: Sidecar | None = None  # the list of the records that were dropped
+    overlays: tuple[Overlay, ...] = ()  # fields that were added or corrected, in this order
     commit: Commit | None = None  # that made this version; None: it was packed so
     sources: Sidecar | None = None  # sizes and times of the files that were packed
     erased: Mapping[str, Successor] = field(default_factory=dict)  # by names of files that must go
@@ -155,6 +158,14 @@ class Manifest:
         )
 
     @property
+    def stored_schema(self) -> Schema:
+        """Return the schema of what the shards store, without fields that were added."""
+        added = {one.field for one in self.overlays if one.added}
+        if not added:
+            return self.schema
+        return Schema([pair for pair in self.schema.fields if pair[0] not in added])
+
+    @property
     def mean_bytes(self) -> float:
         """Return the bytes of storage per record, index included; at least 1."""
         return max(1.0, self.size / max(1, self.stored_records))
@@ -165,7 +176,10 @@ class Manifest:
         """Return how shards are opened: the manifest is in `index`, they in `root` or there."""
         shards = index if root is None else root
         classes = None if self.classes is None else len(self.classes)
-        return Opening(shards, index, self.dataset_id, self.schema, self.options, verify, classes)
+        return Opening(
+            *(shards, index, self.dataset_id, self.stored_schema, self.options, verify, classes),
+            self.overlays,
+        )
 
     def missing(self, info: ShardInfo, index: Location, data: Location) -> str:
         """Say of a shard that it is not there, and what to do: `index` has the manifest."""
@@ -186,7 +200,7 @@ class Manifest:
             "library": self.library,
             "dataset_id": self.dataset_id.hex(),
             "shard_format": self.format,
-            "fields": [list(pair) for pair in self.schema.fields],
+            "fields": [list(pair) for pair in self.stored_schema.fields],
             "classes": None if self.classes is None else list(self.classes),
             "options": self.options,
             "records": self.stored_records,
@@ -197,6 +211,10 @@ class Manifest:
             for name in ("excluded", "sources"):
                 side: Sidecar | None = getattr(self, name)
                 head[name] = side and [side.name, side.entries, side.sha256.hex()]
+            head["overlays"] = [
+                [one.field, one.kind, [*map(_overlay_row, chain(*one.files.values()))]]
+                for one in self.overlays
+            ] or None
             head["commit"] = self.commit and [*astuple(self.commit)]
         if self.erased:
             head["erased"] = [
@@ -246,6 +264,11 @@ def _columns(shards: Sequence[ShardInfo]) -> dict[str, Any]:
 def shard_name(number: int, sha256: bytes, format: str = "record") -> str:
     """Return the name of a shard: its number and the start of its content's hash."""
     return f"{number:05d}-{sha256[:4].hex()}{SUFFIXES[format]}"
+
+
+def overlay_name(number: int, sha256: bytes) -> str:
+    """Return the name of the file of a field's values: its shard, the start of its own hash."""
+    return f"overlay-{number:05d}-{sha256[:4].hex()}.shard"
 
 
 def load(storage: Location) -> Manifest:
@@ -574,10 +597,13 @@ def _parse(data: bytes, where: str) -> Manifest:
     check_options(head["options"])
     if type(head["shard_format"]) is not str or type(head["library"]) is not str:
         raise ValueError("its shard format or library is not a name")
+    schema = check_schema(head["fields"], where)
+    overlays = _overlays(head.get("overlays"), schema, records)
+    added = [[one.field, one.kind] for one in overlays if one.added]
     return Manifest(
         dataset_id=_unhex(head["dataset_id"], 16),
         format=head["shard_format"],
-        schema=check_schema(head["fields"], where),
+        schema=check_schema([*head["fields"], *added], where) if added else schema,
         classes=None if classes is None else tuple(classes),
         options=head["options"],
         library=head["library"],
@@ -590,6 +616,7 @@ def _parse(data: bytes, where: str) -> Manifest:
         version=head["version"],
         excluded=_sidecar(head, "excluded", sum(records)),
         sources=_sidecar(head, "sources", sum(records)),
+        overlays=overlays,
         commit=_commit(head.get("commit")),
         erased=erased,
         where=where,
@@ -611,6 +638,41 @@ def _sidecar(head: Mapping[str, Any], member: str, records: int) -> Sidecar | No
 def sidecar_name(member: str, sha256: bytes) -> str:
     """Return the name of a file that this member of a manifest names, by its content."""
     return f"{member}-{sha256[:4].hex()}.bin"
+
+
+def _overlays(value: Any, schema: Schema, records: Sequence[int]) -> tuple[Overlay, ...]:
+    """Read what a manifest says of fields beside the shards. Raises ValueError, TypeError."""
+    found, stored = list[Overlay](), dict(schema.fields)
+    for field_name, kind, rows in value or ():
+        if (
+            type(field_name) is not str
+            or kind not in KINDS
+            or kind in ("key", "image")
+            or stored.get(field_name, kind) != kind
+            or field_name in (KEY, *(one.field for one in found))
+        ):
+            raise ValueError("its annotated fields are not such")
+        files: dict[int, tuple[ShardInfo, ...]] = {}
+        for number, name, count, size, sha256, index in rows:
+            digest, before = _unhex(sha256, 32), next(reversed(files), 0)
+            if (
+                not before <= _count(number, len(records) - 1)
+                or name != overlay_name(number, digest)
+                or not _count(count, records[number])
+            ):
+                raise ValueError(f"the files of its field {printable(field_name)!r} are not such")
+            checksum = int.from_bytes(_unhex(index, 8), "big")
+            places = number, count, _count(size, MAX_BYTES), digest, checksum
+            files[number] = (*files.get(number, ()), ShardInfo(name, *places))
+            if len(files[number]) > MAX_OVERLAYS:
+                raise ValueError(f"a shard has more than {MAX_OVERLAYS} files of one field")
+        found.append(Overlay(field_name, kind, field_name not in stored, files))
+    return tuple(found)
+
+
+def _overlay_row(one: ShardInfo) -> list[Any]:
+    checksum = f"{one.index_checksum:016x}"
+    return [one.number, one.name, one.records, one.size, one.sha256.hex(), checksum]
 
 
 def _commit(value: Any) -> Commit | None:

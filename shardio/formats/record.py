@@ -297,6 +297,11 @@ class RecordShard:
         found = self.sizes == FRAME.size if self.version >= ERASED else np.empty(0, bool)
         return np.flatnonzero(found)
 
+    @property
+    def is_remote(self) -> bool:
+        """Return whether each read of it is a round trip, unless it was announced."""
+        return self._file.descriptor < 0
+
     def check(self) -> None:
         """Do nothing: opening checks all but the records."""
 
@@ -670,7 +675,8 @@ def _shown(schema: Schema) -> str:
 
 def erased_in(shard: Shard) -> Column:
     """Return the numbers of the records of a shard whose bytes were erased: (n,) int64."""
-    return shard.erased if isinstance(shard, RecordShard) else np.empty(0, np.int64)
+    found: Column = getattr(shard, "erased", np.empty(0, np.int64))  # formats of others have none
+    return found
 
 
 def whole_runs(shard: Shard, start: int, stop: int) -> Iterator[tuple[int, int]]:

@@ -39,5 +39,7 @@ Its files:
     drop           records that are hidden
     erase          shards written anew without records
     remains        what is left of them in a directory
+    annotate       fields that are added beside the shards, or corrected
+    given_values   what it is given: tables, arrays, dicts
     gc             what no manifest names goes
 """

@@ -26,10 +26,11 @@ from ..formats import manifest
 from ..formats.base import known_file
 from ..formats.foreign.base import MAX_SIDECAR, sidecar_checksum, sidecar_name
 from ..formats.manifest import MANIFEST, SPLITS, Manifest
+from ..formats.overlay import files_of_shard
 from ..formats.version import dump_excluded, load_excluded, load_sources
 from ..names import file_name
 from ..storage import local
-from ..storage.base import File, KnownFile, Location
+from ..storage.base import File, KnownFile, Location, path_in
 from ..storage.client import Reply, Request
 from ..storage.local import LocalDirectory
 from ..storage.location import Target, locate, locate_target
@@ -233,6 +234,17 @@ def _small(name: str, data: bytes) -> _Item:
     return _Item(name, len(data), hashlib.sha256(data).digest(), data, None, False)
 
 
+def _small_of(index: Location, item: _Item) -> _Item:
+    """Return a file that lies beside the manifest as its bytes. Raises DamageError."""
+    with contextlib.closing(index.open(item.name, item.known)) as file:
+        data = file.read(0, file.size)
+    if hashlib.sha256(data).digest() != item.sha256:
+        raise DamageError(
+            f"{path_in(index, item.name)}: it is not the file that the manifest names"
+        )
+    return item._replace(data=data)
+
+
 def _items(found: Manifest, index: Location, root: Location, shards: range) -> Iterator[_Item]:
     """Yield shards of a dataset, which are in `root`, and the indexes of foreign ones."""
     if found.format == "imagefolder":
@@ -249,6 +261,11 @@ def _items(found: Manifest, index: Location, root: Location, shards: range) -> I
         yield _small(found.sources.name, notes.dump(found.dataset_id)[1])._replace(ours=True)
     opening = found.opening(index)
     for info in map(found.shard, shards):
+        for _, here, beside in files_of_shard(opening, info.number):
+            known = known_file(here, beside)
+            one = _Item(beside.name, beside.size, beside.sha256, None, known, True)
+            # What is copied as a file lies with the shards.
+            yield one if root is index else _small_of(index, one)
         known = known_file(opening, info)
         yield _Item(info.name, info.size, info.sha256, None, known, found.names is None)
         if found.names is not None:

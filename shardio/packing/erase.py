@@ -20,7 +20,7 @@ from ..formats import PACKED, open_shard
 from ..formats.base import Column, Shard, ShardInfo
 from ..formats.manifest import Manifest, Successor
 from ..formats.record import ERASED, FRAME, RecordShard, erased_in
-from ..formats.version import NONE, Numbers
+from ..formats.version import NONE, Numbers, history
 from ..storage import local
 from .shard_writer import ShardWriter
 
@@ -119,6 +119,14 @@ def choose(folder: str, reader: Reader, numbers: Numbers) -> Erasing:
             f"{printable(folder, 4096)}: its records lie in files of others ({dataset.format}), "
             "which shardio never changes. Nothing was erased. Pack them into shards (`shardio pack "
             f"{printable(folder, 4096)} OUT`), erase there, and remove these files"
+        )
+    if any(one.overlays for one in history(reader.index, dataset)):
+        raise OptionError(
+            f"{printable(folder, 4096)}: a version that is kept has annotated fields, and files "
+            "beside the shards would keep their values of these records. Nothing was erased. Pack "
+            f"it anew (`shardio pack {printable(folder, 4096)} OUT`), erase there, and remove this "
+            "one; or, where only older versions have such fields, remove these: `shardio gc "
+            "--keep-versions 1 --keep 0s`"
         )
     bounds = np.searchsorted(numbers, reader.starts)
     for number in np.flatnonzero(np.diff(bounds)).tolist():

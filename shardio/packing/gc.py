@@ -28,7 +28,7 @@ from ..units import check_bool, check_int, show_count, show_size
 from . import journal, output_dir
 from .index import is_sidecar
 from .sources.archives.inflate import is_unpacked
-from .versions import files_of, is_kept
+from .versions import files_of, is_kept, is_overlay
 from .versions import is_sidecar as is_version_file
 
 KEEP_S = 24 * 3600.0
@@ -179,7 +179,7 @@ def _unnamed(
             needed = owner is None or new
         elif name == JOURNAL:
             needed = resumable or data is None
-        elif is_sidecar(folder, name) or is_version_file(folder, name) or is_kept(folder, name):
+        elif any(ours(folder, name) for ours in (is_sidecar, is_version_file, is_overlay, is_kept)):
             needed = name in named
         else:
             ours = journal.is_ours(folder, name) or journal.is_rejected_part(folder, name)

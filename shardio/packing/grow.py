@@ -209,7 +209,7 @@ def _extended(
     """Return the classes of a dataset, and behind them those that are new. Raises OptionError."""
     found = {name: None for one in listings.values() for name in one.classes or ()}
     if base.classes is None or not found:
-        labelled = "label" in dict(base.schema.fields)
+        labelled = "label" in dict(base.stored_schema.fields)
         if found and base.classes is None and labelled:
             raise OptionError(
                 f"{request.shown}: it has classes, such as {some([*found])}, and the labels of "
@@ -227,7 +227,7 @@ def _same_fields(
 
     Raises OptionError.
     """
-    expected = base.schema.fields[1:]
+    expected = base.stored_schema.fields[1:]
     if set(expected) != set(listing.fields):
         shown = (", ".join(f"{n} ({k})" for n, k in pairs) for pairs in (expected, listing.fields))
         raise OptionError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -153,8 +153,10 @@ class _Found:
         self.split, self.listing = split, split.listing
         self._growth = growth
         index = locate(split.folder)
-        self._reader = Reader(index, split.base)
-        decoder = Decoder(split.base.schema, fields=None, decode=None, transform=None)
+        # As it was packed: what was annotated since is no difference of the source.
+        stored = replace(split.base, schema=split.base.stored_schema, overlays=())
+        self._reader = Reader(index, stored)
+        decoder = Decoder(stored.schema, fields=None, decode=None, transform=None)
         rows = range(self._reader.records)
         self._records = ShardSequence(self._reader, decoder, rows, text=False)
         self.notes = load_sources(index, split.base)

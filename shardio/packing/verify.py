@@ -22,6 +22,7 @@ from ..formats import check_format, manifest, open_shard, sha256
 from ..formats.base import Opening, Shard, ShardInfo
 from ..formats.index import key_hash
 from ..formats.manifest import Manifest
+from ..formats.overlay import files_of_shard
 from ..formats.record import erased_in, whole_runs
 from ..formats.sample import Sample
 from ..formats.version import Numbers, load_excluded
@@ -29,7 +30,7 @@ from ..images.decode import decode as decode_main
 from ..images.decode import pil_info
 from ..images.decode import stored as decode_stored
 from ..names import KEY, key_text
-from ..storage.base import Location
+from ..storage.base import Location, path_in
 from ..storage.location import locate
 from ..storage.options import Storage, with_root
 from ..units import check_bool, check_int, show_count, show_size
@@ -192,7 +193,10 @@ def verify(
     tasks = [task for index, one in datasets for task in _tasks(index, shards, one, how)]
     numbers = chosen.shards_of(len(tasks))
     tasks = tasks[numbers.start : numbers.stop]
-    size = sum(task.info.size for task in tasks)
+    size = sum(
+        task.info.size + sum(one.size for *_, one in files_of_shard(task.opening, task.info.number))
+        for task in tasks
+    )
     found = Verified(shards=len(tasks), bytes=size, part=chosen.chosen)
     report = Report(progress, found.bytes)
     failed = 0  # shards in a row
@@ -254,6 +258,10 @@ def _check_shard(
         if task.sha256 and sha256(task.format, task.opening, info) != info.sha256:
             damages.append(damaged("its SHA-256 is not the manifest's"))
         with contextlib.closing(open_shard(task.format, task.opening, info)) as shard:
+            for _, here, one in files_of_shard(task.opening, info.number) if task.sha256 else ():
+                if sha256("record", here, one) != one.sha256:
+                    where = path_in(here.storage, one.name)
+                    damages.append(damaged(f"{where}: its SHA-256 is not the manifest's"))
             if task.opening.storage.remote:
                 shard.will_need(0, shard.records)  # within what may be in flight
             for start in range(0, shard.records, _CHUNK):

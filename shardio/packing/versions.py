@@ -30,6 +30,8 @@ from ..errors import (
 from ..formats import manifest
 from ..formats.foreign.base import sidecar_name
 from ..formats.manifest import GROWN, MANIFEST, Commit, Manifest
+from ..formats.overlay import has_overlay_name, rows_that_differ
+from ..formats.record import MAGIC as RECORDS
 from ..formats.version import (
     NONE,
     TAGS,
@@ -121,6 +123,8 @@ def files_of(one: Manifest) -> set[str]:
         named = {info.name for info in infos}
     else:  # shards of another format: the files of ours are their indexes
         named = {sidecar_name(info.number, info.index_checksum) for info in infos}
+    beside = (infos for overlay in one.overlays for infos in overlay.files.values())
+    named |= {info.name for infos in beside for info in infos}
     return named | {side.name for side in (one.excluded, one.sources) if side is not None}
 
 
@@ -128,6 +132,11 @@ def is_sidecar(folder: str, name: str) -> bool:
     """Return whether a file lies beside a manifest that named it, by its name and first bytes."""
     magic = sidecar_magic(name)
     return magic is not None and _begins(folder, name, magic)
+
+
+def is_overlay(folder: str, name: str) -> bool:
+    """Return whether a file is one of a field's values, by its name and its first bytes."""
+    return has_overlay_name(name) and _begins(folder, name, RECORDS)
 
 
 def is_kept(folder: str, name: str) -> bool:
@@ -224,13 +233,15 @@ class Diff:
     new: str
     added: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)  # in both, by another record
+    changed: list[str] = field(default_factory=list)  # in both, by another record or value
+    fields: list[str] = field(default_factory=list)  # that were annotated in between, or before
 
     def __str__(self) -> str:
         signs = (("+", self.added), ("-", self.dropped), ("~", self.changed))
         lines = [f"{sign} {printable(key, 4096)}" for sign, keys in signs for key in keys]
         counts = (f"{len(keys):,} {name}" for name, keys in self._named())
-        return "\n".join([*lines, f"{self.old} to {self.new}: {', '.join(counts)}"])
+        of = f"; fields: {', '.join(map(printable, self.fields))}" if self.fields else ""
+        return "\n".join([*lines, f"{self.old} to {self.new}: {', '.join(counts)}{of}"])
 
     def _named(self) -> Iterator[tuple[str, list[str]]]:
         yield from (("added", self.added), ("dropped", self.dropped), ("changed", self.changed))
@@ -250,15 +261,19 @@ def diff(
     new      another one; default: the newest
     storage  a shardio.Storage: how an object store is reached
 
-    Only keys of records that differ are read. Raises OptionError, NotPackedError, DamageError.
+    Only keys of records that differ are read, and values that were annotated. Raises OptionError,
+    NotPackedError, DamageError.
     """
     index = locate(path, storage)
     before, after = load_version(index, old), load_version(index, new)
     readers = Reader(index, before), Reader(index, after)
     gone, come = _keys_of_one(*readers), _keys_of_one(*reversed(readers))
-    both = gone & come
+    fields = _fields_that_differ(before, after)
+    both = (gone & come) | _keys_of_other_values(*readers)
     lists = ([*map(key_text, sorted(keys))] for keys in (come - both, gone - both, both))
-    return Diff(before.version_id, after.version_id, *lists)
+    added, dropped, changed = lists
+    ids = before.version_id, after.version_id
+    return Diff(*ids, added, dropped, changed, fields)
 
 
 def _keys_of_one(one: Reader, other: Reader) -> set[bytes]:
@@ -274,6 +289,33 @@ def _keys_of_one(one: Reader, other: Reader) -> set[bytes]:
         for number in np.setdiff1d(numbers, excluded[0]).tolist():
             keys.add(one.shard(shard).key(number - start))
     return keys
+
+
+def _fields_that_differ(one: Manifest, other: Manifest) -> list[str]:
+    """Return the fields whose values beside the shards are not the same in two versions."""
+    sides = [{beside.field: beside for beside in of.overlays} for of in (one, other)]
+    names = {**sides[0], **sides[1]}
+    return [name for name in names if sides[0].get(name) != sides[1].get(name)]
+
+
+def _keys_of_other_values(one: Reader, other: Reader) -> set[bytes]:
+    """Return the keys of the records in both versions of which an annotated field differs."""
+    keys = set[bytes]()
+    for shard in range(min(one.manifest.shards, other.manifest.shards)):
+        names = _names_that_differ(one.manifest, other.manifest, shard)
+        if not names or not _same(one.manifest, other.manifest, shard):
+            continue
+        both, start = (one.shard(shard), other.shard(shard)), int(one.starts[shard])
+        for record in {row for name in names for row in rows_that_differ(*both, name)}:
+            if None not in (one.place(start + record), other.place(start + record)):
+                keys.add(both[0].key(record))
+    return keys
+
+
+def _names_that_differ(one: Manifest, other: Manifest, shard: int) -> set[str]:
+    """Return the fields whose files of values for a shard are not the same in two versions."""
+    sides = [{(o.field, o.files.get(shard)) for o in of.overlays} for of in (one, other)]
+    return {name for name, _ in sides[0] ^ sides[1]}
 
 
 def _same(one: Manifest, other: Manifest, shard: int) -> bool:

@@ -109,7 +109,8 @@ class Writer:
         if append:
             given = {"fields": fields, "id": id, "overwrite": overwrite or None}
             self._base = _appended_to(self.out, given, self._classes)
-            self._schema, self._images = self._base.schema, self._base.schema.images
+            self._schema = self._base.stored_schema
+            self._images = self._schema.images
             self._format, self._id = self._base.format, self._base.dataset_id
             self._classes = self._classes or self._base.classes
         self._token = local.token()

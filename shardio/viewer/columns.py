@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from ..dataset.reader import Reader
-from ..dataset.sequence import EMPTY, shard_column
+from ..dataset.sequence import shard_column
 from ..errors import DamageError, OptionError, ShardioError, printable, there_are
 from ..formats.base import Column, Shard
+from ..formats.index import EMPTY
 from ..names import KEY
 from ..units import show_size
 from .cache import BackgroundCache

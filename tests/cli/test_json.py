@@ -21,6 +21,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plant(folder / "more", {"class0/new.jpg": next(iter(images().values()))})
     shardio("pack", source, folder / "out", "--jobs", "1")
     shardio("tag", folder / "out", "v1")
+    (folder / "scores.csv").write_text(
+        "\n".join(["key,score", *(f"{key},0.5" for key in images())])
+    )
     shardio("pack", source, folder / "parts", "--part", "1/1", "--jobs", "1")
     shardio("export", folder / "out", folder / "tars", "--format", "webdataset")
     file = CacheDirectory(folder / "cache", "1GiB", range_bytes=4096).open(
@@ -49,6 +52,7 @@ CALLS = {
     "append": "more out",
     "update": "src out",
     "drop": "out --where label=class0 --dry-run",
+    "annotate": "out scores.csv --dry-run",
     "log": "out",
     "tag": "out v2",
     "diff": "out v1",

@@ -68,6 +68,7 @@ def test_no_command_imports_torch(name: str, source: Path, out: Path, tmp_path: 
         "append": [source, out, "--dry-run", "--on-duplicate", "skip"],
         "update": [source, out, "--dry-run"],
         "drop": [out, "--where", "label=class0", "--dry-run"],
+        "annotate": [out, out],  # which is no table
         "diff": [out, "0123"],  # which is no version
         "tag": [out, "a/b"],  # which is no name
         "restore": [out, "0123"],
@@ -214,6 +215,7 @@ def test_what_is_not_packed_is_said(name: str, tmp_path: Path, run: Run) -> None
         "cat": ["0"],
         "tune": ["--batch-size", "4"],
         "drop": ["--where", "label=class0"],
+        "annotate": [tmp_path / "scores.csv"],
         "diff": ["v1"],
         "tag": ["v1"],
         "restore": ["v1"],

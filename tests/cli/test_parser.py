@@ -7,6 +7,7 @@ import shutil
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.commands import NAMES
 from support.trees import ROOT, picture, plant, shardio
@@ -133,6 +134,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shardio("pack", folder / "photos", folder / "packed", "--jobs", "1")
     shardio("tag", folder / "packed", "v1")
     plant(folder / "new-photos", {"cat/new.jpg": picture(30, 8), "eel/new.jpg": picture(31, 8)})
+    lines = [f"{path},a {os.path.dirname(path)}" for path in tree]
+    (folder / "captions.csv").write_text("\n".join(["path,text", *lines]))
+    np.save(folder / "clip.npy", np.zeros((8, 4), np.float32))
     (folder / "opted-out.txt").write_text("cat/1.jpg\ndog/2.jpg\n")
     (folder / "erased.txt").write_text("cat/77.jpg\n")
     shardio("pack", folder / "photos", folder / "parts", "--part", "1/1", "--jobs", "1")

@@ -1,0 +1,365 @@
+"""Add fields to the records of a dataset, or correct some, without touching its shards.
+
+Values are written to files beside the manifest (formats/overlay.py): one for each field and shard
+that has some, named by its content. A field that is annotated again gets new files, of the values
+before and the new ones; so a call costs what was annotated of these shards, and a look at the index
+of each shard, and not the dataset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ..dataset.reader import Reader
+from ..errors import OptionError, SampleError, printable, there_are
+from ..formats import PACKED, manifest
+from ..formats.base import Opening, Overlay, ShardInfo
+from ..formats.index import key_hash
+from ..formats.manifest import Manifest, overlay_name
+from ..formats.overlay import ROW, files_of_shard, newest_of, open_values, overlay_schema
+from ..formats.sample import Sample, Schema
+from ..formats.version import NONE, Numbers
+from ..names import KEY, key_text
+from ..storage import local
+from ..storage.location import local_path, locate
+from ..units import check_bool, show_count
+from .given_values import Get, GivenValues, read_values
+from .shard_writer import ShardWriter
+from .versions import changing, commit
+
+_SHOWN = 10  # keys that are named
+# A file of values before is written anew with the new ones if it has at most so many times as many.
+# So a field has few files in a shard, and correcting few values of many costs few.
+_LARGER = 4
+
+
+@dataclass
+class Annotated:
+    """The result of one call of `annotate`; as str, a summary."""
+
+    out: str
+    fields: dict[str, str] = field(default_factory=dict)  # kinds by name
+    records: int = 0  # that were annotated
+    missing: int = 0  # records of a field that is new that have no value: None
+    unknown: list[str] = field(default_factory=list)  # keys that no record has
+    versions: dict[str, str] = field(default_factory=dict)  # the new ones, by split
+    dry_run: bool = False
+
+    def __repr__(self) -> str:
+        return f"<{str(self).splitlines()[0]}>"
+
+    def __str__(self) -> str:
+        verb = "would be annotated" if self.dry_run else "annotated"
+        named = ", ".join(f"{printable(name)} ({kind})" for name, kind in self.fields.items())
+        records = show_count(self.records, "record")
+        lines = [f"{printable(self.out, 4096)}: {records} {verb}: {named}"]
+        if self.missing:
+            lines.append(f"{show_count(self.missing, 'record')} without a value: None")
+        if self.unknown:
+            lines.append(f"no record has {_keys(self.unknown)}")
+        lines += [
+            f"version {one}{f' of {printable(split)}' if split else ''}"
+            for split, one in self.versions.items()
+        ]
+        if not self.versions and not self.dry_run:
+            lines.append("all was so before; the version stays")
+        return "\n".join(lines)
+
+
+Places = dict[int, dict[int, int]]  # by shard: rows of what is given, by records there
+
+
+@dataclass
+class _Work:
+    """One dataset, and what is to be annotated of it."""
+
+    split: str
+    folder: str
+    before: Manifest
+    reader: Reader
+    places: Places
+
+
+def annotate(
+    path: str | os.PathLike[str],
+    table: Any,
+    *,
+    fields: Mapping[str, str] | Iterable[str] | None = None,
+    key: str | None = None,
+    missing: str = "error",
+    unknown: str = "error",
+    dry_run: bool = False,
+) -> Annotated:
+    """Add fields to a dataset, or to all its splits, or correct values of those that it has.
+
+    path     the directory of the dataset
+    table    a .csv, .tsv, .jsonl or .parquet, a column of which has the keys; or an .npy, whose
+             entry i is of record i in the order of `shardio ls`; in Python also an array, a dict
+             of values or of dicts by key, or pairs of a key and a dict
+    fields   which to take, and by which name: caption=text, label; default: all columns. An array
+             needs one name
+    key      the column that has the keys; default: __key__, key, path, file_name or the like
+    missing  records without a row, of a field that is new: "error", or "none": they get None. Of a
+             field that there is they keep what they have
+    unknown  keys that no record has: "error", or "ignore": they are listed
+    dry_run  say what would be annotated, and change nothing
+
+    Images stay as they are: the values lie beside them, and a field that is annotated again keeps
+    the values that are not given anew. A label may be given by the names of its classes. Raises
+    OptionError, SourceError, SampleError, BusyError, NotPackedError, DamageError.
+    """
+    check_bool(dry_run=dry_run)
+    for option, value, other in (("missing", missing, "none"), ("unknown", unknown, "ignore")):
+        if value not in ("error", other):
+            raise OptionError(
+                f"{option} is {printable(repr(value))}; expected 'error' or {other!r}"
+            )
+    folder = local_path(path)
+    datasets = manifest.datasets(folder)
+    for root in datasets.values():
+        manifest.load(locate(root))  # explains what is there, if it is nothing
+    given, done = read_values(table, fields, key), Annotated(folder, dry_run=dry_run)
+    with contextlib.ExitStack() as owners:
+        work, seen = list[_Work](), set[bytes]()
+        if given.keys is None and len(datasets) > 1:
+            raise OptionError(
+                f"{given.shown}: it has no keys, and {printable(folder, 4096)} has splits "
+                f"{', '.join(map(printable, datasets))}; give the path of one of them"
+            )
+        for split, root in datasets.items():
+            before = manifest.load(locate(root))
+            if not dry_run:
+                before = owners.enter_context(changing(root))
+            reader = Reader(locate(root), before)
+            places = _in_order(reader, given) if given.keys is None else _by_key(reader, given)
+            if given.keys is not None:
+                seen |= {given.keys[row] for rows in places.values() for row in rows.values()}
+            work.append(_Work(split, root, before, reader, places))
+            done.records += sum(map(len, places.values()))
+        done.unknown = [key_text(one) for one in sorted({*(given.keys or ())} - seen)]
+        shown = printable(folder, 4096)
+        if done.unknown and unknown == "error":
+            raise OptionError(
+                f"{shown}: no record has {_keys(done.unknown)}. Nothing was annotated. Correct "
+                "them, or leave them out with unknown='ignore'"
+            )
+        for one in work:
+            done.fields |= _kinds(one.before, given)
+            done.missing += _refuse_missing(one, given, missing)
+        for one in work if not dry_run else ():
+            if (new := _annotate(one, given)) is not None:
+                done.versions[one.split] = new.version_id
+    return done
+
+
+def _keys(keys: list[str]) -> str:
+    more = f", ... ({len(keys):,} keys)" if len(keys) > _SHOWN else ""
+    word = "the key" if len(keys) == 1 else "one of the keys"
+    return f"{word} {', '.join(printable(repr(key)) for key in keys[:_SHOWN])}{more}"
+
+
+# --- which record a row is of ---------------------------------------------------------------------
+
+
+def _dropped(reader: Reader) -> Numbers:
+    return NONE if reader.remaining is None else reader.remaining.excluded
+
+
+def _by_key(reader: Reader, given: GivenValues) -> Places:
+    """Return by shard which record has which row: all records with a key of one."""
+    row_of = {key: row for row, key in enumerate(given.keys or ())}
+    hashes = np.unique(np.array([*map(key_hash, row_of)], np.uint32))
+    dropped, places = _dropped(reader), Places()
+    for number in range(reader.manifest.shards):
+        shard, first = reader.shard(number), int(reader.starts[number])
+        records = np.flatnonzero(np.isin(shard.key_hashes, hashes))
+        found = {}
+        for record in records[~np.isin(records + first, dropped)].tolist():
+            row = row_of.get(shard.key(record))  # 32 bits of a hash may be alike
+            if row is not None:
+                found[record] = row
+        if found:
+            places[number] = found
+    return places
+
+
+def _in_order(reader: Reader, given: GivenValues) -> Places:
+    """Return by shard which record has which row: row i is of record i. Raises OptionError."""
+    if given.rows != reader.records:
+        raise OptionError(
+            f"{given.shown}: {show_count(given.rows, 'row')} for "
+            f"{show_count(reader.records, 'record')}; expected as many, in the order of `shardio "
+            "ls`. A table with keys may have fewer"
+        )
+    numbers = np.setdiff1d(np.arange(reader.stored_records), _dropped(reader))
+    bounds = np.searchsorted(numbers, reader.starts).tolist()
+    places = {}
+    for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        if start < stop:
+            records = (numbers[start:stop] - reader.starts[number]).tolist()
+            places[number] = dict(zip(records, range(start, stop), strict=True))
+    return places
+
+
+def _refuse_missing(one: _Work, given: GivenValues, missing: str) -> int:
+    """Return how many records lack a value of a field that is new. Raises OptionError."""
+    new = [name for name in given.fields if name not in one.before.schema.names]
+    lack = one.reader.records - sum(map(len, one.places.values()))
+    if not new or not lack:
+        return 0
+    if missing == "error":
+        some, reader = list[str](), one.reader
+        for number in range(one.before.shards):
+            start, stop = reader.starts[number : number + 2].tolist()
+            there = [start + record for record in one.places.get(number, {})]
+            free = np.setdiff1d(np.arange(start, stop), np.union1d(there, _dropped(reader)))
+            for record in free[: _SHOWN - len(some)].tolist():
+                some.append(key_text(reader.shard(number).key(record - start)))
+            if len(some) == _SHOWN:
+                break
+        raise OptionError(
+            f"{given.shown}: {show_count(lack, 'record')} without a row, such as "
+            f"{', '.join(map(printable, some))}, and {printable(new[0])!r} is a new field. Nothing "
+            "was annotated. Give rows for all records, or missing='none', by which these get None"
+        )
+    return lack
+
+
+# --- what their fields are ------------------------------------------------------------------------
+
+
+def _kinds(before: Manifest, given: GivenValues) -> dict[str, str]:
+    """Return the kind of each field that is given. Raises OptionError where it is another one."""
+    there = dict(before.schema.fields)
+    kinds = {}
+    for name, (kind, _) in given.fields.items():
+        own = there.get(name)
+        if own == "image":
+            raise OptionError(
+                f"{given.shown}: field {printable(name)!r} is of images, which stay as they are: "
+                "pack the dataset anew to have others"
+            )
+        fits = (
+            *(kind is None, own is None, kind == own, own == "json"),
+            (kind, own) == ("int", "float"),
+            name == "label" and (kind, own) == ("str", "int") and before.classes is not None,
+        )
+        if not any(fits):
+            raise OptionError(
+                f"{given.shown}: field {printable(name)!r} is of kind {own}, and the values given "
+                f"are of kind {kind}. Correct them, or give the field another name"
+            )
+        kinds[name] = own or kind or "str"
+    return kinds
+
+
+def _value_of(before: Manifest, given: GivenValues, name: str) -> Get:
+    """Return what gives the value of a row, as the field takes it."""
+    kind, get = given.fields[name]
+    own = dict(before.schema.fields).get(name)
+    classes = before.classes
+    if name != "label" or own != "int" or classes is None:
+        return get
+    numbers = {one: number for number, one in enumerate(classes)}
+
+    def label(row: int) -> int | None:
+        value = get(row)
+        number = numbers.get(value, -1) if kind == "str" else value
+        if value is not None and not 0 <= number < len(numbers):
+            of = printable(_named(given, row))
+            raise OptionError(
+                f"{given.shown}: {of}: the label is {printable(repr(value))}, which is none of the "
+                f"{show_count(len(numbers), 'class', 'classes')}; {there_are(numbers, str(value))}."
+                " Classes are those that the dataset was packed with: to have others, add a field "
+                "of another name, or pack anew"
+            )
+        return None if value is None else int(number)
+
+    return label
+
+
+# --- what is written ------------------------------------------------------------------------------
+
+
+def _annotate(one: _Work, given: GivenValues) -> Manifest | None:
+    """Write the files of values, and commit them; None where all was so before."""
+    before, opening = one.before, one.before.opening(locate(one.folder))
+    overlays = {beside.field: beside for beside in before.overlays}
+    stored = dict(before.stored_schema.fields)
+    written = list[str]()
+    try:
+        for name, kind in _kinds(before, given).items():
+            get = _value_of(before, given, name)
+            old = overlays.get(name, Overlay(name, kind, name not in stored, {}))
+            files = dict(old.files)
+            for number in one.places:
+                files[number], fresh = _write(one, given, old, opening, number, get)
+                written += [files[number][-1].name] * fresh
+            overlays[name] = replace(old, files=dict(sorted(files.items())))
+    except BaseException:
+        for file in written:
+            local.remove(os.path.join(one.folder, file))
+        raise
+    if tuple(overlays.values()) == before.overlays:
+        return None
+    added = [(n, o.kind) for n, o in overlays.items() if n not in before.schema.names]
+    after = replace(
+        before,
+        schema=Schema([*before.schema.fields, *added]),
+        overlays=tuple(overlays.values()),
+    )
+    count = sum(map(len, one.places.values()))
+    return commit(one.folder, before, after, "annotate", {"annotated": count}, {})
+
+
+def _write(
+    one: _Work, given: GivenValues, old: Overlay, opening: Opening, number: int, get: Get
+) -> tuple[tuple[ShardInfo, ...], bool]:
+    """Write the new values of a field for one shard, and files before that are not much larger.
+
+    Returns the files that the shard has then, and whether the last one was not there.
+    """
+    rows = one.places[number]
+    kept = list(old.files.get(number, ()))
+    taken, count = list[ShardInfo](), len(rows)
+    while kept and kept[-1].records <= _LARGER * count:
+        taken.insert(0, kept.pop())
+        count += taken[0].records
+    schema = overlay_schema(old.field, old.kind)
+    writer = ShardWriter(one.folder, local.token(), schema, one.before.dataset_id, number)
+    new = ({ROW: record, old.field: get(rows[record])} for record in sorted(rows))
+    try:
+        with contextlib.ExitStack() as opened:
+            files = list[Iterable[Sample]]()
+            for beside, here, info in files_of_shard(opening, number):
+                if beside.field == old.field and info in taken:
+                    file = open_values(here, info, PACKED["record"].open)
+                    opened.callback(file.close)
+                    files.append(file.scan(0, file.records))
+            for record, value in newest_of([*files, new], old.field):
+                try:
+                    writer.write({KEY: b"%d" % record, ROW: record, old.field: value})
+                except SampleError:
+                    own = Schema([(KEY, "key"), (old.field, old.kind)])
+                    own.encode({KEY: _named(given, rows[record]), old.field: value})
+                    raise
+                writer.flush()
+        info = writer.finish()
+        info = replace(info, name=overlay_name(number, info.sha256))
+        fresh = not os.path.lexists(os.path.join(one.folder, info.name))
+        writer.commit(info.name)
+        return (*kept, info), fresh
+    finally:
+        writer.discard()
+
+
+def _named(given: GivenValues, row: int) -> bytes:
+    """Return what messages call the record of a row."""
+    return b"row %d" % (row + 1) if given.keys is None else given.keys[row]
