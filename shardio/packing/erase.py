@@ -130,7 +130,9 @@ def choose(folder: str, reader: Reader, numbers: Numbers) -> Erasing:
 
 def erased_numbers(reader: Reader) -> Numbers:
     """Return the numbers of the records whose bytes were erased. Raises DamageError."""
-    if not reader.manifest.erased:
-        return NONE
-    firsts = enumerate(reader.starts[:-1].tolist())
-    return np.concatenate([NONE, *(erased_in(reader.shard(at)) + first for at, first in firsts)])
+    dataset, found = reader.manifest, [NONE]
+    followed = {one.sha256 for one in dataset.erased.values()}  # others have none
+    for at, first in enumerate(reader.starts[:-1].tolist() if followed else ()):
+        if dataset.shard_sha256[at].tobytes() in followed:
+            found.append(erased_in(reader.shard(at)) + first)
+    return np.concatenate(found)
