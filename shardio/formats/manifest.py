@@ -64,6 +64,7 @@ _VERSION = re.compile(
     rb'\{\n"format": "shardio(?:-splits|-tags)?",\n'
     rb'"version": (\d{1,9}),\n"library": "([^"]{1,100})"'
 )
+_GROWN_MEMBERS = {"excluded", "overlays", "sources", "commit", "erased"}  # not of version 0
 _PLAN_HEADER = 64 << 20  # bytes of a plan that are read to see what it plans
 _LINES = 1_000  # shard lines that are parsed at a time
 
@@ -556,14 +557,7 @@ def _parse(data: bytes, where: str) -> Manifest:
     if data.find(b'"sha256"', end) != end + 3:
         raise ValueError("something stands behind its shards")
     head = json.loads(data[:start] + b'"shards": []}')
-    if head["version"] == 0 and {"excluded", "sources", "commit"} & head.keys():
-        raise ValueError("it has members that version 0 has not")
-    if (
-        head["format"] != "shardio"
-        or type(head["version"]) is not int
-        or not 0 <= head["version"] <= VERSION
-    ):
-        raise ValueError("its format is not shardio, or its version not where it belongs")
+    _check_head(head)
     rows = data[start + len(_SHARDS) : end]
     count = rows.count(b"\n")
     if count > MAX_SHARDS:
@@ -589,15 +583,7 @@ def _parse(data: bytes, where: str) -> Manifest:
     totals = _count(head["records"], MAX_BYTES), _count(head["bytes"], MAX_BYTES)
     if len(records) != count or totals != (sum(records), sum(sizes)):
         raise ValueError("its totals are not those of its shards")
-    classes = head["classes"]
-    if classes is not None and (type(classes) is not list or set(map(type, classes)) - {str}):
-        raise ValueError("its classes are not a list of names")
-    if classes is not None and len(set(classes)) < len(classes):
-        raise ValueError("two of its classes have one name")
-    check_options(head["options"])
-    if type(head["shard_format"]) is not str or type(head["library"]) is not str:
-        raise ValueError("its shard format or library is not a name")
-    schema = check_schema(head["fields"], where)
+    classes, schema = head["classes"], check_schema(head["fields"], where)
     overlays = _overlays(head.get("overlays"), schema, records)
     added = [[one.field, one.kind] for one in overlays if one.added]
     return Manifest(
@@ -622,6 +608,26 @@ def _parse(data: bytes, where: str) -> Manifest:
         where=where,
         digest=_sealed(data),
     )
+
+
+def _check_head(head: Mapping[str, Any]) -> None:
+    """Raise ValueError for a head that no packing and no commit writes."""
+    if (
+        head["format"] != "shardio"
+        or type(head["version"]) is not int
+        or not 0 <= head["version"] <= VERSION
+    ):
+        raise ValueError("its format is not shardio, or its version not where it belongs")
+    if head["version"] == 0 and _GROWN_MEMBERS & head.keys():
+        raise ValueError("it has members that version 0 has not")
+    classes = head["classes"]
+    if classes is not None and (type(classes) is not list or set(map(type, classes)) - {str}):
+        raise ValueError("its classes are not a list of names")
+    if classes is not None and len(set(classes)) < len(classes):
+        raise ValueError("two of its classes have one name")
+    check_options(head["options"])
+    if type(head["shard_format"]) is not str or type(head["library"]) is not str:
+        raise ValueError("its shard format or library is not a name")
 
 
 def _sidecar(head: Mapping[str, Any], member: str, records: int) -> Sidecar | None:

@@ -71,22 +71,21 @@ class Erasing:
         opening = dataset.opening(self.reader.index)
         with contextlib.closing(open_shard(dataset.format, opening, info)) as shard:
             assert isinstance(shard, RecordShard)
-            gone, blobs = np.union1d(records, shard.erased), 0
-            fresh, all_gone = {*records.tolist()}, {*gone.tolist()}
+            gone, blobs = {*records.tolist()}, 0
             schema, id_ = dataset.schema, dataset.dataset_id
             writer = ShardWriter(
                 self.folder, token, schema, id_, info.number, dataset.format, version=ERASED
             )
             try:
                 for record, stored in enumerate(shard.stored(0, shard.records)):
-                    if record in fresh:
+                    if record in gone:
                         _, length, head = FRAME.unpack_from(stored)
                         blobs += max(0, min(length, len(stored)) - head)  # whatever it says
-                    writer.write_stored(None if record in all_gone else stored)
+                    writer.write_stored(None if record in gone else stored)
                     writer.flush()
                 hashes = shard.key_hashes.copy()
-                hashes[gone] = 0
-                writer.index_as(hashes.tolist(), dict(_columns(shard, gone)))
+                hashes[records] = 0
+                writer.index_as(hashes.tolist(), dict(_columns(shard, records)))
                 new = writer.finish()
                 writer.commit(new.name)
             finally:
@@ -139,7 +138,9 @@ def choose(folder: str, reader: Reader, numbers: Numbers) -> Erasing:
 
 def erased_numbers(reader: Reader) -> Numbers:
     """Return the numbers of the records whose bytes were erased. Raises DamageError."""
-    if not reader.manifest.erased:
-        return NONE
-    firsts = enumerate(reader.starts[:-1].tolist())
-    return np.concatenate([NONE, *(erased_in(reader.shard(at)) + first for at, first in firsts)])
+    dataset, found = reader.manifest, [NONE]
+    followed = {one.sha256 for one in dataset.erased.values()}  # others have none
+    for at, first in enumerate(reader.starts[:-1].tolist() if followed else ()):
+        if dataset.shard_sha256[at].tobytes() in followed:
+            found.append(erased_in(reader.shard(at)) + first)
+    return np.concatenate(found)

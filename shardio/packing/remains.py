@@ -25,10 +25,11 @@ from ..errors import (
     printable,
 )
 from ..formats import PACKED, manifest
+from ..formats.erased import after_erasing
 from ..formats.index import key_hash
 from ..formats.manifest import MANIFEST, SPLITS, SUFFIXES, Manifest
 from ..formats.record import RecordShard
-from ..formats.version import TAGS, kept_id, load_excluded
+from ..formats.version import TAGS, history, kept_id, load_excluded
 from ..names import key_text
 from ..storage import lock
 from ..storage.base import File
@@ -142,9 +143,21 @@ class _Dataset:
         self.excluded = load_excluded(locate(folder), self.newest)
         self._starts = np.cumsum([0, *self.newest.shard_records.tolist()])
         self.named = files_of(self.newest)
+        index = locate(folder)
+        self.older = {
+            name
+            for one in history(index, self.newest)
+            for name in files_of(after_erasing(one, self.newest))
+        }
 
     def tell(self, name: str, shard: RecordShard, record: int) -> str:
         """Say why a record is still there."""
+        if name not in self.named and name in self.older:
+            return (
+                "an older version has this file: `shardio gc "
+                f"{printable(self.folder, 4096)} --keep-versions 1 --keep 0s` removes it, if no "
+                "tag keeps that version"
+            )
         if name not in self.named:
             return (
                 "the newest version does not name this file: `shardio gc "

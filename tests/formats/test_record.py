@@ -372,6 +372,15 @@ def test_a_newer_version_is_told_apart_from_damage() -> None:
         RecordShard(Bytes(other_sum), info, ID)
 
 
+def test_header_and_trailer_are_of_one_version() -> None:
+    encoder = RecordEncoder(Schema(FIELDS), ID, 3, version=1)
+    data = encoder.header()
+    encoder.version = 0
+    data += b"".join(b"".join(encoder.record(values)) for values in small()) + encoder.finish()
+    with pytest.raises(DamageError, match="header and trailer name different"):
+        RecordShard(Bytes(data))
+
+
 def test_the_first_bytes_tell_a_shard() -> None:
     data, _ = write([])
     assert all(begins_packed(data[:n]) for n in range(20))

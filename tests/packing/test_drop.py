@@ -381,7 +381,7 @@ def test_a_view_counts_and_checks_what_remains(
     with open_view(out) as view:
         counted = view.histograms(wait_s=None)
         assert counted.records == len(left) == sum(one.count for one in counted.classes)
-        assert view.check(0, budget_s=60).damaged == ()
+        assert view.check(0, budget_s=60).damaged == () and view.damaged() == ()
         with pytest.raises(IndexError, match="record 0 was dropped"):
             view.record(0)
         assert view.find(left[0]) == 1

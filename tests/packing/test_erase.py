@@ -148,6 +148,17 @@ def test_a_key_that_was_erased_is_not_known_any_more(out: Path) -> None:
     assert content(out) == before
 
 
+def test_a_key_whose_hash_is_that_of_erased_records_is_looked_for(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drop(out, keys=keys_of(out)[:2], erase=True)
+    gc(out, keep_s=0)
+    for module in ("drop", "remains"):
+        monkeypatch.setattr(f"shardio.packing.{module}.key_hash", lambda key: 0)
+    assert drop(out, keys=["other"], missing="ignore").missing == ["other"]
+    assert verify(out, dropped=["other"]).damages == []
+
+
 def test_a_dry_run_changes_nothing(out: Path) -> None:
     before = content(out)
     done = drop(out, keys=keys_of(out)[:6], erase=True, dry_run=True)
@@ -345,6 +356,9 @@ def test_a_version_that_had_dropped_them_stays(versions: Any, clean: bool) -> No
     assert diff(out, ids[1]).dropped == sorted(keys[4:6]) and diff(out, ids[1]).added == []
     restore(out, ids[1])
     assert keys_of(out) == keys[2:] and verify(out).damages == []
+    reader = Reader(locate(out), manifest.load(locate(out)))
+    blobs = sum(reader.shard(at).blob_bytes() for at in range(6))  # type: ignore[attr-defined]
+    assert reader.manifest.blob_bytes == blobs
     gc(out, keep_s=0, keep_versions=1)
     assert verify(out).damages == [] and keys_of(out) == keys[2:]
     assert keys[0].encode() not in everything(out)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from shardio.names import key_bytes
 from shardio.packing.drop import drop
 from shardio.packing.gc import gc
 from shardio.packing.remains import seek
+from shardio.packing.versions import changing, commit
 from shardio.storage.location import locate
 
 
@@ -55,6 +57,21 @@ def test_each_step_of_an_erasure_is_told(either: Path) -> None:
     assert [one[:3] for one in left(either, [keys[6]])] == [
         (manifest.load(locate(either)).shard(1).name, 2, keys[6])
     ]
+
+
+def test_a_shard_that_only_an_older_version_has_is_told_apart(out: Path) -> None:
+    keys = keys_of(out)
+    with changing(str(out)) as before:  # as `restore` leaves it, where files were added before
+        names = ("shard_records", "shard_sizes", "shard_sha256", "shard_index")
+        fewer = {name: getattr(before, name)[:5] for name in names}
+        commit(str(out), before, replace(before, digest="", **fewer), "restore", {}, {})
+    assert len(keys_of(out)) == 20
+    [one] = left(out, [keys[-1]])
+    assert one[1:3] == (3, keys[-1]) and "an older version has this file" in one[3]
+    gc(out, keep_s=0)
+    assert len(left(out, [keys[-1]])) == 1
+    gc(out, keep_s=0, keep_versions=1)
+    assert left(out, [keys[-1]]) == []
 
 
 @pytest.mark.parametrize("cut", [0, 70, 400])
