@@ -318,12 +318,13 @@ def _read(part: Any, numbers: list[int]) -> None:
 def test_workers_read_after_the_parent_did(raw: Any, method: str) -> None:
     raw[0]
     context = multiprocessing.get_context(method)
-    workers = [context.Process(target=_read, args=(raw, [i, N - 1 - i])) for i in range(2)]
+    count = 2 if method == "fork" else 1  # others take seconds to start
+    workers = [context.Process(target=_read, args=(raw, [i, N - 1 - i])) for i in range(count)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    assert [worker.exitcode for worker in workers] == [0, 0]
+    assert [worker.exitcode for worker in workers] == [0] * count
 
 
 def test_threads_share_it(raw: Any) -> None:
