@@ -77,7 +77,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-gc.disable()  # until all tests are found: nothing of it is garbage, and to look for it took 5 s of 14
+gc.disable()  # until all tests are found: none of it is garbage, and to look took 5 s of 14
 
 
 def pytest_collection_finish() -> None:

@@ -10,13 +10,14 @@ import atexit
 import gc
 import json
 import os
-import runpy
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from support import warm_python
 
 _started: "list[subprocess.Popen[str]]" = []  # one, by the first command
 
@@ -74,11 +75,8 @@ def become(asked: dict[str, Any]) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    sys.argv = [asked["program"] or "shardio", *asked["arguments"]]
-    if asked["program"]:
-        runpy.run_path(asked["program"], run_name="__main__")
-    else:
-        runpy.run_module("shardio", run_name="__main__", alter_sys=True)
+    program = [asked["program"]] if asked["program"] else ["-m", "shardio"]
+    warm_python.end(warm_python.run([*program, *asked["arguments"]]))
 
 
 def main() -> None:
@@ -98,7 +96,7 @@ def main() -> None:
             line += more
         child = os.fork()
         if not child:
-            return become(json.loads(line))
+            become(json.loads(line))
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         os.write(1, b"%d\n" % code)
 

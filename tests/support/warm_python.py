@@ -214,7 +214,8 @@ def run(arguments: list[str]) -> int:
     sys.argv = {"-m": arguments[1:], "-c": ["-c", *arguments[2:]]}.get(kind, arguments)
     try:
         if kind == "-m":
-            sys.modules.pop(arguments[1], None)  # else runpy warns that it was imported
+            if not hasattr(sys.modules.get(arguments[1]), "__path__"):
+                sys.modules.pop(arguments[1], None)  # else runpy warns that it was imported
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         elif kind == "-c":
             exec(compile(arguments[1], "<string>", "exec"), main.__dict__)
@@ -235,7 +236,7 @@ def run(arguments: list[str]) -> int:
 
 
 def end(code: int) -> None:
-    """End as Python does, but for taking torch's modules down, which takes 0.3 s of CPU."""
+    """End as Python does, but for taking all modules down: those of torch take 0.3 s of CPU."""
     import gc
     import threading
 
@@ -243,9 +244,11 @@ def end(code: int) -> None:
     atexit._run_exitfuncs()
     vars(sys.modules["__main__"]).clear()  # loaders end their workers
     gc.collect()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        code = code or 120
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
