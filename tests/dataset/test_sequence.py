@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from PIL import Image
+from support import warm_python
 from support.small_datasets import CLASSES, flip, jpeg, payload, shard_files
 from torch.utils.data import Subset, WeightedRandomSampler
 
@@ -412,7 +413,8 @@ def test_every_public_name_is_there_and_no_module_hides_one() -> None:
         "except AttributeError: pass\n"
         "else: raise AssertionError\n"
     )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)
+    line = warm_python.command("-W", "error", "-c", code)
+    done = subprocess.run(line, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
 
 

@@ -206,10 +206,12 @@ def become(asked: dict[str, Any], streams: list[int]) -> None:
 
 def run(arguments: list[str]) -> int:
     """Run the program, and return its exit code, negative for the signal that is to end it."""
+    import builtins
     import runpy
     import types
 
     main = sys.modules["__main__"] = types.ModuleType("__main__")
+    vars(main)["__builtins__"] = builtins
     kind = arguments[0]
     sys.argv = {"-m": arguments[1:], "-c": ["-c", *arguments[2:]]}.get(kind, arguments)
     try:
