@@ -77,12 +77,16 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+gc.disable()  # until all tests are found: none of it is garbage, and to look took 5 s of 14
+
+
 def pytest_collection_finish() -> None:
     """Leave what is there for the whole run, torch and thousands of tests, out of the collector.
 
     Else each `gc.collect()` of a test walks through it, and each forked child copies its pages:
     of 51 CPU seconds of 63 tests that look for what is left behind 16 remained.
     """
+    gc.enable()
     gc.collect()
     gc.freeze()
 

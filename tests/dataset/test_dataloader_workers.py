@@ -233,6 +233,7 @@ def kill_workers(folder: Path, method: str, seed: int, count: int) -> None:
     done = programs.run(
         *(worker_programs.__file__, "kill", folder, method, f"{seed}", f"{count}"),
         limit_s=2 * LIMIT_S + count * 5,  # 5 s: torch waits as long for a worker that does not end
+        warm=True,
     )
     assert done.code == 0 and not done.timed_out and not done.left, str(done)
     outcomes = re.findall(r"(\w+)\.$", done.output, re.MULTILINE)

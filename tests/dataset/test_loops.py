@@ -47,7 +47,7 @@ def passes(numbered: Path) -> dict[str, dict[str, Any]]:
     for loader in (*LOADERS, "mixture"):
         loops = FEW.get(loader, ",".join(EXPECTED))
         given.append(f"{loader}={loops.replace('kept,', '') if loader in LONE else loops}")
-    done = programs.run(PROGRAM, numbered, *given, limit_s=LIMIT_S)
+    done = programs.run(PROGRAM, numbered, *given, limit_s=LIMIT_S, warm=True)
     assert done.code == 0 and not done.left, done
     lines = [json.loads(line) for line in done.output.splitlines() if line.startswith('{"loader"')]
     return {one.pop("loader"): one for one in lines}

@@ -71,6 +71,7 @@ def job(request: pytest.FixtureRequest, folder: Path) -> Job:
         *("--nproc-per-node", str(request.param)),
         *(rank_programs.__file__, folder, out),
         limit_s=LIMIT_S,
+        warm=True,
     )
     assert not done.timed_out and done.code == 0 and not done.left, str(done)
     ranks = [json.loads((out / f"{rank}.json").read_text()) for rank in range(request.param)]

@@ -3,12 +3,12 @@
 import copy
 import pickle
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import warm_python
 from support.reading import COUNTS, KEYS, batches, flat, keyed
 from torch.utils.data import DataLoader
 
@@ -108,7 +108,7 @@ def test_the_second_pass_of_workers_warns_once(packed: Packed) -> None:
         "for _ in range(3): list(DataLoader(dataset, batch_size=None, num_workers=2))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, packed(COUNTS)], capture_output=True, text=True
+        warm_python.command("-c", code, packed(COUNTS)), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("is being read again") == 1

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-from support import LIMIT_S, forging
+from support import LIMIT_S, command_server, forging
 from support.every_format import COUNTS, FORMATS, Made, N, Sample
 from support.reading import batches, drain, flat
 from support.small_datasets import flip
@@ -69,13 +69,19 @@ def copy(made: Made, tmp_path: Path) -> Path:
 
 
 def program(*arguments: Any, before: Sequence[str | Path] = ()) -> Any:
-    """What a program of format_programs.py prints; a signal is a failure."""
-    command = [*before, sys.executable, "-W", "error", PROGRAMS, *map(str, arguments)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment(), timeout=LIMIT_S
-    )
-    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
-    return json.loads(done.stdout)
+    """What a program of format_programs.py prints; a signal is a failure.
+
+    before: a command line that starts it; else it is a fork of support.command_server.
+    """
+    words = [*map(str, arguments)]
+    if before:
+        command = [*before, sys.executable, "-W", "error", PROGRAMS, *words]
+        done = subprocess.run(command, capture_output=True, env=environment(), timeout=LIMIT_S)
+        code, out, error = done.returncode, done.stdout, done.stderr
+    else:
+        code, out, error = command_server.run(words, environment(), PROGRAMS)
+    assert code == 0, (code, out, error)
+    return json.loads(out)
 
 
 def looks(folder: Path) -> dict[Path, tuple[int, ...]]:

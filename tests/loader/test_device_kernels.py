@@ -36,7 +36,7 @@ pytest.importorskip(
 FILTERS = ("bilinear", "bicubic", "lanczos", "box", "hamming")
 SHAPE = (13, 22)
 # Pictures, and pixels of a side at most: the interpreter is slow.
-COUNT, MOST = (48, 200) if torch.cuda.is_available() else (10, 36)
+COUNT, MOST = (48, 200) if torch.cuda.is_available() else (8, 26)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAME = "shardio.loader.device_kernels"

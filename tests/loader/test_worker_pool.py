@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import LIMIT_S, loader_programs, programs
+from support import LIMIT_S, loader_programs, programs, warm_python
 from support.leftovers import children, descriptors, nothing_left
 from support.loading import (
     BATCH,
@@ -89,7 +89,7 @@ for batch in ShardLoader(data, num_workers=1, multiprocessing_context=sys.argv[2
 def test_a_script_that_has_to_be_guarded_is_told(folder: Path, tmp_path: Path, method: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(UNGUARDED)
-    words = [sys.executable, script, folder, method]
+    words = warm_python.command(script, folder, method)
     done = subprocess.run(words, env=environment(), capture_output=True, text=True)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("shardio.errors.WorkerError: "), done.stderr

@@ -227,9 +227,12 @@ def fail_at(stage: Stage, name: str, call: str, count: int, error: str) -> None:
 
 
 @needs_strace
-def test_a_kill_at_any_system_call_of_a_packing_leaves_all_or_nothing(stage: Stage) -> None:
+@pytest.mark.parametrize("count", [6, pytest.param(12, marks=pytest.mark.slow)])
+def test_a_kill_at_any_system_call_of_a_packing_leaves_all_or_nothing(
+    stage: Stage, count: int
+) -> None:
     calls = stage.rehearse("pack")
-    there = [kill_at(stage, "pack", *call) for call in sample("pack", calls, 12)]
+    there = [kill_at(stage, "pack", *call) for call in sample("pack", calls, count)]
     assert there == sorted(there)  # nothing at first, all from the manifest's rename on
 
 
@@ -242,7 +245,7 @@ def test_a_kill_right_before_and_after_the_renames_of_the_manifest(stage: Stage)
 
 
 @needs_strace
-@pytest.mark.parametrize("count", [2, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [1, pytest.param(6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", [name for name in SCENES if name != "pack"])
 def test_a_kill_at_any_system_call_in_other_circumstances(
     stage: Stage, name: str, count: int
@@ -378,7 +381,7 @@ def kill_some_time(
 def test_a_kill_at_some_moment_with_workers(
     large: tuple[Path, dict[bytes, bytes | None]], tmp_path: Path
 ) -> None:
-    kill_some_time(large, tmp_path, 6, 0)
+    kill_some_time(large, tmp_path, 4, 0)
 
 
 @needs_proc

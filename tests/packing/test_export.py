@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import LIMIT_S, small_datasets
+from support import LIMIT_S, small_datasets, warm_python
 from support.exporting import (
     FORMATS,
     SHARDED,
@@ -74,7 +74,7 @@ print(sorted(os.listdir()))
 def test_without_lmdb_only_its_export_is_missing(tmp_path: Path) -> None:
     plant(tmp_path / "src", {f"c{i % 2}/{i}.png": picture(8, 8, "PNG") for i in range(8)})
     found = subprocess.run(
-        [sys.executable, "-c", WITHOUT_LMDB],
+        warm_python.command("-c", WITHOUT_LMDB),
         cwd=tmp_path,
         env=environment(),
         capture_output=True,

@@ -55,7 +55,7 @@ def test_torchrun_packs_a_part_in_each_process(
     )
     launcher, *arguments = shlex.split(line)
     assert launcher == "torchrun"
-    done = programs.run("-m", "torch.distributed.run", *arguments, limit_s=LIMIT_S)
+    done = programs.run("-m", "torch.distributed.run", *arguments, limit_s=LIMIT_S, warm=True)
     assert not done.timed_out and done.code == 0 and not done.left, str(done)
     assert all(f"part {n + 1} of 3, by RANK={n}, WORLD_SIZE=3" in done.output for n in range(3))
     shardio("commit", tmp_path / "out", "--parts", "3")

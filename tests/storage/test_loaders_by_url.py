@@ -132,9 +132,9 @@ def line_in(text: str) -> Order:
     ("processes", "given", "line"),
     [
         (3, Order(spans=4, unit=4), Order(spans=6)),
-        (3, Order(spans=4, unit=2), Order(spans=12, unit=2)),
+        pytest.param(*(3, Order(spans=4, unit=2), Order(spans=12, unit=2)), marks=pytest.mark.slow),
         (3, Order(spans=4, unit=4, nodes=2), Order(spans=12, nodes=2)),
-        (8, Order(spans=8), Order(spans=16)),
+        pytest.param(8, Order(spans=8), Order(spans=16), marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -44,6 +44,7 @@ def run(out: Path, *sources: tuple[str, Mapping[str, Any]]) -> list[list[dict[st
         *("--nproc-per-node", str(RANKS), url_rank_programs.__file__, out),
         *(json.dumps(source) for source in sources),
         limit_s=LIMIT_S,
+        warm=True,
     )
     assert not done.timed_out and done.code == 0 and not done.left, str(done)
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(RANKS)]

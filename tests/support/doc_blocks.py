@@ -31,15 +31,11 @@ from pathlib import Path
 from typing import Any
 
 from shardio.storage import ranges
-from support import LIMIT_S
+from support import LIMIT_S, warm_python
 from support.trees import ROOT, environment
 
 FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```$", re.M | re.S)
-PROGRAMS = {
-    "python": "",
-    "shardio": "-W error -m shardio",
-    "torchrun": "-m torch.distributed.run --local-addr 127.0.0.1",
-}
+TORCHRUN = ("-m", "torch.distributed.run", "--local-addr", "127.0.0.1")
 
 
 @dataclass(frozen=True)
@@ -99,10 +95,7 @@ def run(page: Page, folder: Path) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     (folder / "bin").mkdir()
     (folder / "here").mkdir()
-    for program, options in PROGRAMS.items():
-        path = folder / "bin" / program
-        path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {options} "$@"\n')
-        path.chmod(0o755)
+    _program(folder / "bin" / "shardio", [sys.executable, "-W", "error", "-m", "shardio"])
     before = os.getcwd()
     os.chdir(folder / "here")
     ranges.close()  # its helper has the environment of what read a store before
@@ -219,13 +212,25 @@ def commands(text: str) -> list[tuple[str, str]]:
     return found
 
 
+def _program(path: Path, line: list[str]) -> None:
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(line)} "$@"\n')
+    path.chmod(0o755)
+
+
 def _console(block: Block, skipped: set[str]) -> None:
-    folder = Path.cwd().parent
+    programs = Path.cwd().parent / "bin"
+    if re.search(r"\b(python|torchrun) ", block.text) and not (programs / "python").exists():
+        warm_python.executable(programs)
+        _program(programs / "torchrun", warm_python.command(*TORCHRUN))
     kept = [one for one in commands(block.text) if not any(words in one[0] for words in skipped)]
     script = "".join(f"{line}\nprintf '\\n\\001%d\\n' $?\n" for line, _ in kept)
     process = subprocess.Popen(
         ["bash", "-c", script],
-        env=environment(PATH=f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", COLUMNS="100"),
+        env=environment(
+            PATH=f"{programs}{os.pathsep}{os.environ['PATH']}",
+            PYTHON_EXEC=str(programs / "python"),  # of torchrun's ranks
+            COLUMNS="100",
+        ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

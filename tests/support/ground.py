@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks import own_home
-from support import command_server, programs
+from support import command_server, programs, warm_python
 
 GRACE_S = programs.GRACE_S
 CANARY = "shardio-tests-canary-"
@@ -76,6 +76,7 @@ class Ground:
     def end(self, grace_s: float = GRACE_S) -> list[str]:
         """Remove all that was made; return what was left, and which canaries are gone."""
         command_server.close()
+        warm_python.close()
         faults = [f"process {one}" for one in self._processes(grace_s)]
         for name in sorted(programs.left_in_memory(self._memory, grace_s)):
             faults.append(f"shared memory /dev/shm/{name}")

@@ -63,7 +63,7 @@ def torchs(**options: Any) -> Callable[[Any], Any]:
 
 def spawned(ds: Any) -> Any:
     return DataLoader(
-        ds, batch_size=None, num_workers=2, multiprocessing_context="spawn", persistent_workers=True
+        ds, batch_size=None, num_workers=1, multiprocessing_context="spawn", persistent_workers=True
     )
 
 

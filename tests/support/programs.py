@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from support import warm_python
 from support.trees import environment
 
 MARK = "SHARDIO_TESTS_MARK"
@@ -46,21 +47,29 @@ class Program:
     reading then comes to the end of the output, and `finish` says that the time was up.
 
     terminal: its stdin, stdout and stderr are a new terminal; `take_terminal` makes it its own.
+    warm: it is forked from a process that has imported torch (warm_python), and so are the ranks
+        that torchrun starts.
     """
 
-    def __init__(self, *arguments: str | Path, limit_s: float, terminal: bool = False) -> None:
+    def __init__(
+        self, *arguments: str | Path, limit_s: float, terminal: bool = False, warm: bool = False
+    ) -> None:
         self.mark = uuid.uuid4().hex
         self._timed_out = False
         self._output = b""
         # What is killed cannot remove what it has there, and torch's elastic launcher never does.
         self._temporary = tempfile.TemporaryDirectory(prefix="p-")
+        line, more = [sys.executable, *map(os.fspath, arguments)], {}
+        if warm:
+            line = warm_python.command(*arguments)
+            more["PYTHON_EXEC"] = warm_python.executable(self._temporary.name)
         if terminal:
             self._end, theirs = pty.openpty()
         else:
             self._end, theirs = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, *map(os.fspath, arguments)],
+                line,
                 stdin=theirs if terminal else subprocess.DEVNULL,
                 stdout=theirs,
                 stderr=theirs,
@@ -69,6 +78,7 @@ class Program:
                     PYTHONUNBUFFERED="1",
                     PYTHON_COLORS="0",
                     TMPDIR=self._temporary.name,
+                    **more,
                     **{MARK: self.mark},
                 ),
                 start_new_session=True,
@@ -137,8 +147,8 @@ class Program:
         kill_marked(self.mark)
 
 
-def run(*arguments: str | Path, limit_s: float) -> Done:
-    return Program(*arguments, limit_s=limit_s).finish()
+def run(*arguments: str | Path, limit_s: float, warm: bool = False) -> Done:
+    return Program(*arguments, limit_s=limit_s, warm=warm).finish()
 
 
 def take_terminal() -> None:

@@ -1,10 +1,10 @@
-"""Puts objects into a store and looks at what is there, in a process that ends: obstore is not
+"""Puts objects into a store and looks at what is there, in a process of its own: obstore is not
 safe to fork, and a test that put its objects itself could not fork its readers afterwards.
 
-    python -m support.store_client     {"url", "options", "do", ...} as JSON on stdin
+    python -m support.store_client     {"url", "options", "do", ...} as lines of JSON on stdin
 
-do: put (`files`: path by name), list, get (`names`, into `folder`), delete (`names`). The answer is
-JSON on stdout.
+do: put (`files`: path by name), list, get (`names`, into `folder`), delete (`names`). The answers
+are lines of JSON on stdout: what is asked for, or {"error"}. It ends with its input.
 """
 
 import json
@@ -36,4 +36,9 @@ def answer(asked: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    print(json.dumps(answer(json.load(sys.stdin))))
+    for line in sys.stdin:
+        try:
+            said = {"answer": answer(json.loads(line))}
+        except Exception as error:
+            said = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(said), flush=True)

@@ -35,8 +35,7 @@ def test_a_private_store_refuses_whom_it_does_not_know(tmp_path: Path) -> None:
         store.put({"x": tmp_path / "x"})
         assert store.sizes() == {"x": len(BODY)}
         for name in ("access_key_id", "secret_access_key"):
-            other = object_stores.ObjectStore(
-                store.url, store.port, store.options | {name: "another"}
-            )
-            with pytest.raises(RuntimeError, match="403"):
+            options = store.options | {name: "another"}
+            other = object_stores.ObjectStore(store.url, store.port, options)
+            with contextlib.closing(other), pytest.raises(RuntimeError, match="403"):
                 other.sizes()

@@ -20,7 +20,7 @@ from shardio.storage import ranges
 from shardio.storage.client import Request, Store
 from shardio.storage.location import locate
 from shardio.storage.transfers import Figures
-from support import LIMIT_S, servers
+from support import LIMIT_S, servers, warm_python
 from support.fault_proxy import FaultProxy, fault_proxy
 
 RECORDS = 120
@@ -115,11 +115,16 @@ def start(program: str, *arguments: str) -> "subprocess.Popen[str]":
 
 
 def run(
-    program: str, *arguments: str, flags: Sequence[str] = (), **options: Any
+    program: str,
+    *arguments: str,
+    flags: Sequence[str] = (),
+    warm: bool = False,
+    **options: Any,
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a program to its end, which must be a good one. flags: of Python."""
+    """Run a program to its end, which must be a good one. flags: of Python. warm: warm_python."""
+    line = [*flags, "-c", textwrap.dedent(program), *arguments]
     done = subprocess.run(
-        [sys.executable, *flags, "-c", textwrap.dedent(program), *arguments],
+        warm_python.command(*line) if warm else [sys.executable, *line],
         **{"capture_output": True, "text": True, "timeout": LIMIT_S} | options,
     )
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support import LIMIT_S, servers
+from support import LIMIT_S, servers, warm_python
 from support.trees import ROOT
 
 import shardio
@@ -57,7 +57,10 @@ NAMES = {
 
 def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "benchmarks", *arguments], cwd=ROOT, capture_output=True, text=True
+        warm_python.command("-m", "benchmarks", *arguments),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
 
 

@@ -5,13 +5,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import LIMIT_S
+from support import LIMIT_S, warm_python
 from support.programs import Program
 from support.trees import ROOT, content, environment, picture, plant
 
@@ -74,7 +73,7 @@ def test_a_folder_is_shown_and_only_read(folder: Path, tmp_path: Path) -> None:
     png, out = tmp_path / "demo.png", tmp_path / "out"
     words = ["--out", out, "--plot", png, "--seconds", "2", "--batch-size", "8", "--workers", "2"]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.demo", folder, *words, "--json"],
+        warm_python.command("-m", "benchmarks.demo", folder, *map(str, words), "--json"),
         capture_output=True, env=environment(), timeout=LIMIT_S, check=True,
     )  # fmt: skip
     found = json.loads(done.stdout)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import LIMIT_S, gpu
+from support import LIMIT_S, gpu, warm_python
 from support.trees import ROOT
 
 from benchmarks.harness import Deadline, EntryProcess
@@ -35,12 +35,19 @@ def gpu_check(*words: object, **environ: str) -> subprocess.CompletedProcess[str
     )
 
 
+def warm_path(folder: Path) -> str:
+    """Return a PATH whose python3 is a fork of a process that has torch: see warm_python."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python3").symlink_to(warm_python.executable(folder / "bin"))
+    return os.pathsep.join([str(folder / "bin"), os.environ["PATH"]])
+
+
 # --- the command ----------------------------------------------------------------------------------
 
 
 @needs_cpu
 def test_without_a_gpu_one_line_says_what_it_needs(tmp_path: Path) -> None:
-    done = gpu_check("--out", tmp_path)
+    done = gpu_check("--out", tmp_path, PATH=warm_path(tmp_path))
     assert done.returncode == 1 and not done.stdout
     (line,) = done.stderr.splitlines()
     assert "needs an NVIDIA GPU" in line and "--rehearse" in line
@@ -75,7 +82,8 @@ def test_what_is_asked_wrongly_is_told(
 def test_a_rehearsal_runs_the_device_tests_and_writes_a_page(
     tmp_path: Path, chosen: str, passed: int, skipped: int
 ) -> None:
-    done = gpu_check("tests", "--rehearse", "--out", tmp_path, PYTEST_ADDOPTS=chosen)
+    environ = {"PYTEST_ADDOPTS": chosen, "PATH": warm_path(tmp_path)}
+    done = gpu_check("tests", "--rehearse", "--out", tmp_path, **environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "REHEARSAL" in done.stdout
     found = json.loads((tmp_path / "gpu-check.json").read_text())

@@ -5,10 +5,8 @@ a private name and the sums; at f54390a, with which the rooms began, it says 355
 """
 
 import ast
-import io
 import re
 import sys
-import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -32,15 +30,15 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 def code_lines(source: str, tree: ast.Module) -> int:
     """Count the lines that hold code: no blank lines, no comments, no docstrings."""
     docstrings: set[int] = set()
+    texts: set[int] = set()  # whose lines count, whatever they look like
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | Function) and ast.get_docstring(node):
+        if isinstance(node, ast.Constant | ast.JoinedStr) and node.lineno != node.end_lineno:
+            texts.update(range(node.lineno, (node.end_lineno or 0) + 1))
+        elif isinstance(node, ast.Module | ast.ClassDef | Function) and ast.get_docstring(node):
             docstrings.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in layout | {tokenize.ENDMARKER}:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    return len(lines - docstrings)
+    written = enumerate(map(str.lstrip, source.splitlines()), 1)
+    lines = {number for number, line in written if line and not line.startswith("#")}
+    return len((lines | texts) - docstrings)
 
 
 def complexity(function: Function) -> int:
@@ -62,15 +60,20 @@ def length(node: Function | ast.ClassDef) -> int:
 
 
 @cache
+def sources(root: Path, folder: str) -> dict[str, str]:
+    """Return the source of each module in a folder, by its path."""
+    paths = {path: path.relative_to(root) for path in sorted((root / folder).rglob("*.py"))}
+    return {
+        name.as_posix(): path.read_text()
+        for path, name in paths.items()
+        if not any(part.startswith(".") for part in name.parts)  # an environment
+    }
+
+
+@cache
 def modules(root: Path, folder: str) -> dict[str, tuple[str, ast.Module]]:
     """Return the source and the tree of each module in a folder, by its path."""
-    found = {}
-    for path in sorted((root / folder).rglob("*.py")):
-        if any(part.startswith(".") for part in path.relative_to(root).parts):
-            continue  # an environment
-        source = path.read_text()
-        found[path.relative_to(root).as_posix()] = source, ast.parse(source)
-    return found
+    return {path: (text, ast.parse(text)) for path, text in sources(root, folder).items()}
 
 
 def all_code_lines() -> int:
@@ -185,7 +188,7 @@ def test_a_room_s_docstring_lists_its_files() -> None:
 def test_the_tests_mirror_the_rooms() -> None:
     rooms = {path.name for path in (ROOT / "shardio").iterdir() if path.is_dir()}
     others = {"system", "support", "golden", "fuzz", "frameworks", "format_tools", "without_core"}
-    for path in modules(ROOT, "tests"):
+    for path in sources(ROOT, "tests"):
         if path != "tests/conftest.py":
             assert path.split("/")[1] in rooms | others, path
 
@@ -205,7 +208,7 @@ def test_the_test_of_a_line_is_found_by_its_name() -> None:
     """shardio/ROOM/.../x.py is tested in tests/ROOM/test_x.py, or where tests/README.md says."""
     elsewhere = files_of_modules()
     missing = []
-    for path in modules(ROOT, "shardio"):
+    for path in sources(ROOT, "shardio"):
         module = path.removeprefix("shardio/").removesuffix(".py")
         room, _, stem = module.rpartition("/")
         if stem.startswith("__") or stem == "_version":
@@ -229,7 +232,7 @@ def test_all_that_may_hang_in_tests_has_one_limit() -> None:
     """It is `support.LIMIT_S`. Limits of their own were too short when the machine was busy."""
     found = [
         f"{path}:{number}: {line.strip()}"
-        for path, (text, _) in modules(ROOT, "tests").items()
+        for path, text in sources(ROOT, "tests").items()
         for number, line in enumerate(text.splitlines(), 1)
         if OWN_LIMIT.search(line)
     ]
@@ -238,9 +241,13 @@ def test_all_that_may_hang_in_tests_has_one_limit() -> None:
     assert len(OWN_LIMIT.findall(seen.format(60))) == 2
 
 
+# A source without one imports no test, and need not be parsed.
+IMPORT_OF_TEST = re.compile(r"^ *(?:from\b.+\bimport \([^)]*|(?:from|import)\b.*)\btest_", re.M)
+
+
 def test_no_test_imports_a_test() -> None:
-    for path, (_, tree) in modules(ROOT, "tests").items():
-        for node in ast.walk(tree):
+    for path, text in sources(ROOT, "tests").items():
+        for node in ast.walk(ast.parse(text)) if IMPORT_OF_TEST.search(text) else ():
             names = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -249,6 +256,8 @@ def test_no_test_imports_a_test() -> None:
             for name in names:
                 tests = [part for part in name.split(".") if part.startswith("test_")]
                 assert not tests, f"{path}:{node.lineno} imports {name}"
+    for line in ("from a.test_b import c", "    import a, test_c", "from a import (\n  test_d"):
+        assert IMPORT_OF_TEST.search(line)
 
 
 # ---------------------------------------------------------------------------------- private names
@@ -318,11 +327,16 @@ def private_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
     yield from walk(tree, False)
 
 
+# A source without any of these has no such use, and need not be parsed.
+MAYBE_PRIVATE = re.compile(r"\._[a-z]|\"(?:[\w.]*\.)?_[a-z]|\bimport .*\b_|^ +_\w+,$", re.M | re.I)
+
+
 def all_private_uses(root: Path) -> list[str]:
     return [
         f"{path}:{line}: {text}"
-        for path, (_, tree) in modules(root, "tests").items()
-        for line, text in private_uses(tree)
+        for path, source in sources(root, "tests").items()
+        if MAYBE_PRIVATE.search(source)
+        for line, text in private_uses(ast.parse(source))
     ]
 
 

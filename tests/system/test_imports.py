@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
@@ -89,6 +90,7 @@ def below() -> dict[str, set[str]]:
     return found
 
 
+@cache
 def modules() -> dict[str, ast.Module]:
     """All modules but shardio/__init__.py, whose imports are lazy; packages by their own name."""
     found = {}
@@ -99,24 +101,37 @@ def modules() -> dict[str, ast.Module]:
     return found
 
 
-MODULES = modules()
 BELOW = below()
 
 
-def imports(name: str) -> Iterator[str]:
-    """What a module imports: "shardio.errors", "torch.utils.data", ..."""
+def imports_in(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield the imports of a module, in functions too; only statements are gone through."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield from imports_in(node)
+
+
+@cache
+def imports(name: str) -> list[str]:
+    """Return what a module imports: "shardio.errors", "torch.utils.data", ..."""
+    return list(_imports(name))
+
+
+def _imports(name: str) -> Iterator[str]:
     package = ["shardio", *name.split(".")]
     if not (ROOT.joinpath(*package) / "__init__.py").exists():
         package.pop()
-    for node in ast.walk(MODULES[name]):
+    for node in imports_in(modules()[name]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             above = package[: len(package) + 1 - node.level] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
             for alias in node.names:
                 inner = f"{base}.{alias.name}"
-                is_module = inner.removeprefix("shardio.") in MODULES
+                is_module = inner.removeprefix("shardio.") in modules()
                 yield inner if is_module else base
                 if is_module and base.removeprefix("shardio.") in TABLES - {name}:
                     yield base  # its table runs, too
@@ -125,14 +140,14 @@ def imports(name: str) -> Iterator[str]:
 def ours(name: str) -> set[str]:
     """The modules of shardio that a module imports."""
     found = {one.removeprefix("shardio.") for one in imports(name) if one.startswith("shardio.")}
-    assert found <= set(MODULES), f"{name} imports {found - set(MODULES)}"
+    assert found <= set(modules()), f"{name} imports {found - set(modules())}"
     return found
 
 
 def backwards() -> set[tuple[str, str]]:
     """The imports that the law does not allow: (importing, imported) modules."""
     found = set()
-    for name in MODULES:
+    for name in modules():
         room = name.partition(".")[0]
         for inner in ours(name):
             other = inner.partition(".")[0]
@@ -142,7 +157,7 @@ def backwards() -> set[tuple[str, str]]:
 
 
 def test_every_module_has_its_room() -> None:
-    assert {name.partition(".")[0] for name in MODULES} == set(BELOW)
+    assert {name.partition(".")[0] for name in modules()} == set(BELOW)
 
 
 def test_rooms_import_downwards_only() -> None:
@@ -150,34 +165,34 @@ def test_rooms_import_downwards_only() -> None:
 
 
 def test_no_imports_run_in_a_circle_lazy_ones_counted() -> None:
-    TopologicalSorter({name: ours(name) for name in MODULES}).prepare()  # raises CycleError
+    TopologicalSorter({name: ours(name) for name in modules()}).prepare()  # raises CycleError
 
 
 def outside() -> dict[str, set[str]]:
     """What the modules of benchmarks, tests and tools import of each other, in functions too."""
     below = ("benchmarks", "tests", "tools")
-    paths = [path for folder in below for path in (ROOT / folder).rglob("*.py")]
-    hidden = [path for path in paths if "/." in str(path.relative_to(ROOT))]  # environments
-    paths = sorted({*paths} - {*hidden})
+    paths = {path for folder in below for path in (ROOT / folder).rglob("*.py")}
+    # Folders that begin with a dot are environments.
+    names = {str(path) for path in paths if "/." not in str(path.relative_to(ROOT))}
     found: dict[str, set[str]] = {}
-    for path in paths:
+    for path in map(Path, sorted(names)):
         found[str(path)] = set()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in imports_in(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
-                names = [(0, alias.name) for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                base = node.module or ""
-                names = [(node.level, base)]
-                names += [(node.level, f"{base}.{alias.name}".strip(".")) for alias in node.names]
+                imported = [(0, alias.name) for alias in node.names]
             else:
-                continue
-            for level, name in names:
+                base = node.module or ""
+                imported = [(node.level, base)]
+                imported += [
+                    (node.level, f"{base}.{alias.name}".strip(".")) for alias in node.names
+                ]
+            for level, name in imported:
                 roots = [path.parents[level - 1]] if level else [ROOT, ROOT / "tests"]
                 roots += [path.parent] if ROOT / "tools" in path.parents else []
                 for root in roots:
-                    other = root.joinpath(*name.split(".")).with_suffix(".py")
-                    if other in paths and other != path and name:
-                        found[str(path)].add(str(other))
+                    other = f"{root}/{name.replace('.', '/')}.py"
+                    if other in names and other != str(path):
+                        found[str(path)].add(other)
     return found
 
 
@@ -188,14 +203,14 @@ def test_outside_the_package_no_imports_run_in_a_circle_either() -> None:
 
 
 def test_the_init_of_a_room_is_its_docstring() -> None:
-    for name, tree in MODULES.items():
+    for name, tree in modules().items():
         if (ROOT.joinpath("shardio", *name.split(".")) / "__init__.py").exists():
             assert ast.get_docstring(tree), name
             assert len(tree.body) == 1 or name in TABLES, name
 
 
 def test_every_dependency_has_its_doors() -> None:
-    for name in MODULES:
+    for name in modules():
         for imported in imports(name):
             package = imported.partition(".")[0]
             if package not in sys.stdlib_module_names | EVERYWHERE | {"shardio"}:

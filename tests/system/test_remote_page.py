@@ -2,10 +2,9 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
-from support import LIMIT_S, object_stores
+from support import LIMIT_S, object_stores, warm_python
 from support.pages import blocks, replaced
 from support.trees import environment, picture, plant
 
@@ -33,7 +32,7 @@ def test_the_recipe_of_minio_packs_and_trains(tmp_path: Path) -> None:
         done = subprocess.run(
             ["sh", "-c", BEGIN + commands],
             cwd=tmp_path,
-            env=environment(PYTHON=sys.executable, HOME=str(tmp_path)),
+            env=environment(PYTHON=warm_python.executable(tmp_path), HOME=str(tmp_path)),
             capture_output=True,
             text=True,
             timeout=LIMIT_S,

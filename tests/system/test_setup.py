@@ -14,7 +14,11 @@ from support.trees import ROOT
 CONSTRAINTS = ROOT / "tools" / "constraints.txt"
 # The oldest Python of each line that a distribution ships: Ubuntu 22.04, Debian 12, Ubuntu 24.04,
 # Debian 13; and the newest.
-PYTHONS = ("3.10.12", "3.11.2", "3.12.3", "3.13.5", "3.14.0")
+PYTHONS = (
+    "3.10.12",
+    *(pytest.param(one, marks=pytest.mark.slow) for one in ("3.11.2", "3.12.3", "3.13.5")),
+    "3.14.0",
+)
 OF_TESTS = ("chromium", "zsh", "fish", "nginx", "sshd", "sshfs")
 
 

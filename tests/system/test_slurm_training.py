@@ -133,7 +133,7 @@ def test_tasks_whose_ranks_nobody_says_are_warned_of_once(monkeypatch: pytest.Mo
     monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")
     for tasks in (6, 1):
         monkeypatch.setenv("SLURM_STEP_NUM_TASKS", str(tasks))
-        said = programs.run("-c", WARNED, limit_s=LIMIT_S).output
+        said = programs.run("-c", WARNED, limit_s=LIMIT_S, warm=True).output
         assert said.count("(0, 1)\n") == 3
         assert said.count("one of 6 tasks of srun. Each of them reads all the data") == (tasks == 6)
         expected = "(2, 3) (1, 4)" if tasks == 6 else "(1, 6) (1, 4)"

@@ -9,7 +9,6 @@ import pickle
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support import doc_blocks
+from support import doc_blocks, warm_python
 from support.doc_blocks import Page
 from support.trees import ROOT, environment
 
@@ -87,7 +86,7 @@ runpy.run_path("train.py", run_name="__main__")
 
 def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python there."""
-    command = [sys.executable, *arguments]
+    command = warm_python.command(*arguments)
     return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
 
 

@@ -61,7 +61,10 @@ def read(url: str, ranks: range, world_size: int, workers: int, **options: Any) 
 
 @pytest.mark.parametrize(
     ("world_size", "local", "workers", "nodes"),
-    [(1, 1, 2, 1), (2, 1, 2, 1), (4, 2, 2, 1), (8, 4, 1, 1), (2, 1, 2, 2), (4, 2, 2, 2)],
+    [
+        *((1, 1, 2, 1), (4, 2, 2, 1), (2, 1, 2, 2), (4, 2, 2, 2)),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((2, 1, 2, 1), (8, 4, 1, 1))),
+    ],
 )
 def test_a_machine_downloads_what_it_hands_out(
     folder: Path, proxy: FaultProxy, world_size: int, local: int, workers: int, nodes: int
