@@ -280,6 +280,13 @@ def _value_of(before: Manifest, given: GivenValues, name: str) -> Get:
                 " Classes are those that the dataset was packed with: to have others, add a field "
                 "of another name, or pack anew"
             )
+        if kind == "int" and numbers.get(str(value), value) != value:  # of MNIST, perhaps
+            raise OptionError(
+                f"{given.shown}: {printable(_named(given, row))}: the label is {value}, but label "
+                f"{value} is called {printable(classes[value])!r} here, and class "
+                f"{printable(str(value))!r} has the label {numbers[str(value)]}. Give the names of "
+                "classes, as text: in JSON lines, or in Python"
+            )
         return None if value is None else int(number)
 
     return label

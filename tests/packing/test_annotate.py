@@ -393,6 +393,16 @@ def test_labels_are_given_by_names_too(out: Path) -> None:
     assert overlays(out) and not [path for path in content(out) if "tmp" in str(path)]
 
 
+def test_numbers_that_are_names_of_other_classes_are_refused(packed: Callable[..., Path]) -> None:
+    out = packed([3], classes=("1", "10", "2"))
+    first, *_ = keys_of(out)
+    annotate(out, {first: {"label": "10"}})
+    annotate(out, {first: {"label": 0}})
+    with pytest.raises(OptionError, match="label 1 is called '10' here, and class '1' has the la"):
+        annotate(out, {first: {"label": 1}})
+    assert api.open(out, decode=None).targets[0] == 0
+
+
 def test_splits_are_annotated_together(tmp_path: Path) -> None:
     names = [f"{split}/c/{split}{i}.jpg" for split in ("train", "val") for i in "012"]
     out = tmp_path / "out"
