@@ -120,7 +120,9 @@ def test_a_sequence_has_the_values(annotated: Path, road: None) -> None:
         check_sample(keys, sample)
     assert data.targets.tolist() == [label_of(keys, key) for key in keys]
     assert data.columns("score").tolist() == [number_of(key) / 4 for key in keys]
-    assert (data.sizes() > 0).all()
+    first = log(annotated).versions[-1].id
+    plain = api.open(annotated, decode=None, version=first).sizes()
+    assert (data.sizes() - plain > 12 + 20).all()  # an embedding, a caption
     with pytest.raises(OptionError, match="kind array, which the index lacks"):
         data.columns("clip")
 
@@ -414,6 +416,10 @@ def test_splits_are_annotated_together(tmp_path: Path) -> None:
         assert all(key.upper() == name for key, name in values(out / split, "name").items())
     with pytest.raises(OptionError, match="give the path of one of them"):
         annotate(out, np.zeros(6), fields="x")
+    before = content(out)
+    with pytest.raises(SampleError, match=r"c/val2\.jpg"):  # the last of all: no split has changed
+        annotate(out, {key: "\ud800" if key == keys[-1] else "x" for key in keys}, fields="name")
+    assert content(out) == before
     assert list(annotate(out, {keys[0]: "new"}, fields="name").versions) == ["train"]
 
 
