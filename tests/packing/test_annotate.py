@@ -253,6 +253,21 @@ def test_values_come_by_url(annotated: Path, tmp_path: Path) -> None:
         assert verify(proxy.url, sha256=True).damages == []
 
 
+def test_values_are_asked_for_with_their_records(packed: Callable[..., Path]) -> None:
+    """Where records wait in this process, a value alone would be a round trip each."""
+    out = packed([200, 200])
+    annotate(out, np.ones((400, 64), np.float32), fields="clip")
+    with contextlib.ExitStack() as stack:
+        proxy = stack.enter_context(served(out))
+        stack.callback(ranges.close)
+        rows = ShardDataset(proxy.url, decode=None, fields=("clip",), shuffle_buffer=100, seed=1)
+        assert all(clip.sum() == 64 for (clip,) in rows)
+        paths = proxy.figures().paths
+    count = {name: one["requests"] for name, one in paths.items()}
+    beside = sum(requests for name, requests in count.items() if "overlay" in name)
+    assert beside < 200  # of 400 values
+
+
 def test_only_wanted_values_are_read(annotated: Path) -> None:
     for path in overlays(annotated):
         if b"clip" in path.read_bytes()[:200]:
