@@ -125,7 +125,7 @@ class _Beside:
         if self._one_by_one or not self._partial.isdisjoint(shards):
             return all(self._fill_of(columns, rows, number) for number in shards)
         for name, values in self._values.items():
-            values.take(rows.numbers, out=columns[name])
+            values.take(rows.numbers, out=columns[name], mode="clip")  # raise: by a copy
         return True
 
     def _know(self, number: int) -> None:

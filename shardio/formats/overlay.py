@@ -188,11 +188,13 @@ class _Layer:
     def _values(self, start: int, stop: int) -> Iterator[Any]:
         """Yield the values of records [start, stop); _KEEP: the record keeps its own."""
         other, at = None if self._added else _KEEP, start
-        files = [
-            file.scan(*self._between(number, start, stop))
-            for number, file in enumerate(self._files)
-        ]
-        for row, value in newest_of(files, self.field):
+        files = []
+        for number, file in enumerate(self._files):
+            first, last = self._between(number, start, stop)
+            samples = file.scan(first, last)
+            rows = self._rows[number][first:last].tolist()
+            files.append(_pairs(rows, samples, self.field))
+        for row, value in newest_of(files):
             yield from repeat(other, row - at)
             yield value
             at = row + 1
@@ -244,7 +246,7 @@ class _Layer:
         """Read all values, by the numbers of their records. Raises DamageError."""
         with contextlib.ExitStack() as opened:
             files = [opened.enter_context(contextlib.closing(one())) for one in self._opens]
-            return dict(newest_of([file.scan(0, file.records) for file in files], self.field))
+            return dict(newest_of([rows_and_values(file, self._records) for file in files]))
 
     def close(self) -> None:
         """Close all files."""
@@ -252,16 +254,29 @@ class _Layer:
             file.close()
 
 
-def newest_of(files: Sequence[Iterable[Sample]], field: str) -> Iterator[tuple[int, Any]]:
-    """Yield the values of a field in several files, the newest of each row, by the numbers of rows.
+def rows_and_values(file: RecordShard, records: int) -> Iterator[tuple[int, Any]]:
+    """Yield what a file has: numbers of records, and values. Raises DamageError.
 
-    files: the samples of each, in order, the oldest file first.
+    records: of the shard that it belongs to.
+    """
+    samples = file.scan(0, file.records)
+    return _pairs(_rows(file, records).tolist(), samples, file.schema.names[-1])
+
+
+def _pairs(rows: Sequence[int], samples: Iterable[Sample], field: str) -> Iterator[tuple[int, Any]]:
+    return ((row, sample[field]) for row, sample in zip(rows, samples, strict=True))
+
+
+def newest_of(files: Sequence[Iterable[tuple[int, Any]]]) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of several files with their values, each row once, with its newest value.
+
+    files: the rows and values of each, in order, the oldest file first.
     """
 
-    def of_file(number: int, samples: Iterable[Sample]) -> Iterator[tuple[int, int, Any]]:
-        return ((sample[ROW], -number, sample[field]) for sample in samples)
+    def of_file(number: int, pairs: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, int, Any]]:
+        return ((row, -number, value) for row, value in pairs)
 
-    each = [of_file(number, samples) for number, samples in enumerate(files)]
+    each = [of_file(number, pairs) for number, pairs in enumerate(files)]
     last = -1
     for row, _, value in heapq.merge(*each, key=operator.itemgetter(0, 1)):
         if row != last:

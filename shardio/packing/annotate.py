@@ -23,8 +23,15 @@ from ..formats import PACKED, manifest
 from ..formats.base import Opening, Overlay, ShardInfo
 from ..formats.index import key_hash
 from ..formats.manifest import Manifest, overlay_name
-from ..formats.overlay import ROW, files_of_shard, newest_of, open_values, overlay_schema
-from ..formats.sample import Sample, Schema
+from ..formats.overlay import (
+    ROW,
+    files_of_shard,
+    newest_of,
+    open_values,
+    overlay_schema,
+    rows_and_values,
+)
+from ..formats.sample import Schema
 from ..formats.version import NONE, Numbers
 from ..names import KEY, key_text
 from ..storage import local
@@ -153,8 +160,10 @@ def annotate(
         for one in work:
             done.fields |= _kinds(one.before, given)
             done.missing += _refuse_missing(one, given, missing)
-        for one in work if not dry_run else ():
-            if (new := _annotate(one, given)) is not None:
+        for one, after in [] if dry_run else _written(work, given):
+            if after is not None:
+                count = {"annotated": sum(map(len, one.places.values()))}
+                new = commit(one.folder, one.before, after, "annotate", count, {})
                 done.versions[one.split] = new.version_id
     return done
 
@@ -280,6 +289,13 @@ def _value_of(before: Manifest, given: GivenValues, name: str) -> Get:
                 " Classes are those that the dataset was packed with: to have others, add a field "
                 "of another name, or pack anew"
             )
+        if kind == "int" and numbers.get(str(value), value) != value:  # of MNIST, perhaps
+            raise OptionError(
+                f"{given.shown}: {printable(_named(given, row))}: the label is {value}, but label "
+                f"{value} is called {printable(classes[value])!r} here, and class "
+                f"{printable(str(value))!r} has the label {numbers[str(value)]}. Give the names of "
+                "classes, as text: in JSON lines, or in Python"
+            )
         return None if value is None else int(number)
 
     return label
@@ -288,43 +304,51 @@ def _value_of(before: Manifest, given: GivenValues, name: str) -> Get:
 # --- what is written ------------------------------------------------------------------------------
 
 
-def _annotate(one: _Work, given: GivenValues) -> Manifest | None:
-    """Write the files of values, and commit them; None where all was so before."""
+def _written(work: list[_Work], given: GivenValues) -> list[tuple[_Work, Manifest | None]]:
+    """Write the files of values of all splits; return what is to be committed.
+
+    None: all was so before. Where one value cannot be written, no file stays.
+    """
+    fresh = list[str]()
+    try:
+        return [(one, _with_values(one, given, fresh)) for one in work]
+    except BaseException:
+        for path in fresh:
+            local.remove(path)
+        raise
+
+
+def _with_values(one: _Work, given: GivenValues, fresh: list[str]) -> Manifest | None:
+    """Write the files of values; return the manifest that names them. fresh: gets their paths."""
     before, opening = one.before, one.before.opening(locate(one.folder))
     overlays = {beside.field: beside for beside in before.overlays}
     stored = dict(before.stored_schema.fields)
-    written = list[str]()
-    try:
-        for name, kind in _kinds(before, given).items():
-            get = _value_of(before, given, name)
-            old = overlays.get(name, Overlay(name, kind, name not in stored, {}))
-            files = dict(old.files)
-            for number in one.places:
-                files[number], fresh = _write(one, given, old, opening, number, get)
-                written += [files[number][-1].name] * fresh
-            overlays[name] = replace(old, files=dict(sorted(files.items())))
-    except BaseException:
-        for file in written:
-            local.remove(os.path.join(one.folder, file))
-        raise
+    for name, kind in _kinds(before, given).items():
+        get = _value_of(before, given, name)
+        old = overlays.get(name, Overlay(name, kind, name not in stored, {}))
+        files = dict(old.files)
+        for number in one.places:
+            files[number] = _write(one, given, old, opening, number, get, fresh)
+        overlays[name] = replace(old, files=dict(sorted(files.items())))
     if tuple(overlays.values()) == before.overlays:
         return None
     added = [(n, o.kind) for n, o in overlays.items() if n not in before.schema.names]
-    after = replace(
-        before,
-        schema=Schema([*before.schema.fields, *added]),
-        overlays=tuple(overlays.values()),
-    )
-    count = sum(map(len, one.places.values()))
-    return commit(one.folder, before, after, "annotate", {"annotated": count}, {})
+    schema = Schema([*before.schema.fields, *added])
+    return replace(before, schema=schema, overlays=tuple(overlays.values()))
 
 
 def _write(
-    one: _Work, given: GivenValues, old: Overlay, opening: Opening, number: int, get: Get
-) -> tuple[tuple[ShardInfo, ...], bool]:
+    one: _Work,
+    given: GivenValues,
+    old: Overlay,
+    opening: Opening,
+    number: int,
+    get: Get,
+    fresh: list[str],
+) -> tuple[ShardInfo, ...]:
     """Write the new values of a field for one shard, and files before that are not much larger.
 
-    Returns the files that the shard has then, and whether the last one was not there.
+    Returns the files that the shard has then. fresh: gets the path of one that was not there.
     """
     rows = one.places[number]
     kept = list(old.files.get(number, ()))
@@ -334,16 +358,16 @@ def _write(
         count += taken[0].records
     schema = overlay_schema(old.field, old.kind)
     writer = ShardWriter(one.folder, local.token(), schema, one.before.dataset_id, number)
-    new = ({ROW: record, old.field: get(rows[record])} for record in sorted(rows))
+    new = ((record, get(rows[record])) for record in sorted(rows))
     try:
         with contextlib.ExitStack() as opened:
-            files = list[Iterable[Sample]]()
+            files = list[Iterable[tuple[int, Any]]]()
             for beside, here, info in files_of_shard(opening, number):
                 if beside.field == old.field and info in taken:
                     file = open_values(here, info, PACKED["record"].open)
                     opened.callback(file.close)
-                    files.append(file.scan(0, file.records))
-            for record, value in newest_of([*files, new], old.field):
+                    files.append(rows_and_values(file, int(one.before.shard_records[number])))
+            for record, value in newest_of([*files, new]):
                 try:
                     writer.write({KEY: b"%d" % record, ROW: record, old.field: value})
                 except SampleError:
@@ -353,9 +377,10 @@ def _write(
                 writer.flush()
         info = writer.finish()
         info = replace(info, name=overlay_name(number, info.sha256))
-        fresh = not os.path.lexists(os.path.join(one.folder, info.name))
+        path = os.path.join(one.folder, info.name)
+        fresh += [] if os.path.lexists(path) else [path]
         writer.commit(info.name)
-        return (*kept, info), fresh
+        return (*kept, info)
     finally:
         writer.discard()
 

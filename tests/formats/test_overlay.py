@@ -123,6 +123,10 @@ def entry(**other: Any) -> Callable[[Any], Any]:
     return change
 
 
+def of_shard_1(row: list[Any]) -> list[Any]:
+    return [1, row[1].replace("-00000-", "-00001-"), *row[2:]]
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -138,6 +142,7 @@ def entry(**other: Any) -> Callable[[Any], Any]:
         lambda _: {"note": 1},
         lambda _: 7,
         lambda value: [[*value[0][:2], value[0][2] * 65]],
+        lambda value: [[*value[0][:2], [of_shard_1(value[0][2][0]), value[0][2][0]]]],  # no order
         entry(number=2),
         entry(number=-1),
         entry(number="0"),

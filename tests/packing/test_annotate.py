@@ -120,7 +120,9 @@ def test_a_sequence_has_the_values(annotated: Path, road: None) -> None:
         check_sample(keys, sample)
     assert data.targets.tolist() == [label_of(keys, key) for key in keys]
     assert data.columns("score").tolist() == [number_of(key) / 4 for key in keys]
-    assert (data.sizes() > 0).all()
+    first = log(annotated).versions[-1].id
+    plain = api.open(annotated, decode=None, version=first).sizes()
+    assert (data.sizes() - plain > 12 + 20).all()  # an embedding, a caption
     with pytest.raises(OptionError, match="kind array, which the index lacks"):
         data.columns("clip")
 
@@ -249,6 +251,21 @@ def test_values_come_by_url(annotated: Path, tmp_path: Path) -> None:
             for sample in rows:
                 check_sample(keys, sample)
         assert verify(proxy.url, sha256=True).damages == []
+
+
+def test_values_are_asked_for_with_their_records(packed: Callable[..., Path]) -> None:
+    """Where records wait in this process, a value alone would be a round trip each."""
+    out = packed([200, 200])
+    annotate(out, np.ones((400, 64), np.float32), fields="clip")
+    with contextlib.ExitStack() as stack:
+        proxy = stack.enter_context(served(out))
+        stack.callback(ranges.close)
+        rows = ShardDataset(proxy.url, decode=None, fields=("clip",), shuffle_buffer=100, seed=1)
+        assert all(clip.sum() == 64 for (clip,) in rows)
+        paths = proxy.figures().paths
+    count = {name: one["requests"] for name, one in paths.items()}
+    beside = sum(requests for name, requests in count.items() if "overlay" in name)
+    assert beside < 200  # of 400 values
 
 
 def test_only_wanted_values_are_read(annotated: Path) -> None:
@@ -393,6 +410,16 @@ def test_labels_are_given_by_names_too(out: Path) -> None:
     assert overlays(out) and not [path for path in content(out) if "tmp" in str(path)]
 
 
+def test_numbers_that_are_names_of_other_classes_are_refused(packed: Callable[..., Path]) -> None:
+    out = packed([3], classes=("1", "10", "2"))
+    first, *_ = keys_of(out)
+    annotate(out, {first: {"label": "10"}})
+    annotate(out, {first: {"label": 0}})
+    with pytest.raises(OptionError, match="label 1 is called '10' here, and class '1' has the la"):
+        annotate(out, {first: {"label": 1}})
+    assert api.open(out, decode=None).targets[0] == 0
+
+
 def test_splits_are_annotated_together(tmp_path: Path) -> None:
     names = [f"{split}/c/{split}{i}.jpg" for split in ("train", "val") for i in "012"]
     out = tmp_path / "out"
@@ -404,6 +431,10 @@ def test_splits_are_annotated_together(tmp_path: Path) -> None:
         assert all(key.upper() == name for key, name in values(out / split, "name").items())
     with pytest.raises(OptionError, match="give the path of one of them"):
         annotate(out, np.zeros(6), fields="x")
+    before = content(out)
+    with pytest.raises(SampleError, match=r"c/val2\.jpg"):  # the last of all: no split has changed
+        annotate(out, {key: "\ud800" if key == keys[-1] else "x" for key in keys}, fields="name")
+    assert content(out) == before
     assert list(annotate(out, {keys[0]: "new"}, fields="name").versions) == ["train"]
 
 
