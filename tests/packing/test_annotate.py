@@ -32,7 +32,7 @@ from shardio import (
     pack,
     verify,
 )
-from shardio.errors import SampleError, SourceError
+from shardio.errors import CollateError, SampleError, SourceError
 from shardio.formats import manifest, overlay
 from shardio.packing.copy import copy
 from shardio.packing.drop import drop
@@ -173,6 +173,17 @@ def test_image_files_and_values_make_batches_together(
             assert bytes(image[i]) == whole[one]
             assert int(label[i]) == label_of(keys, one)
             assert float(score[i]) == number_of(one) / 4
+
+
+@CORE
+def test_batches_with_values_that_are_none_are_not_guessed(out: Path, road: None) -> None:
+    keys = keys_of(out)
+    annotate(out, {key: {"score": 0.5} for key in keys[1:3]}, missing="none")
+    options: dict[str, Any] = {"batch_size": 4, "decode": None, "fields": ("image", "score")}
+    ((_, scores),) = ShardDataset(out, where={"score": 0.5}, **options)
+    assert scores.tolist() == [0.5, 0.5]
+    with pytest.raises(CollateError, match="score"):
+        next(iter(ShardDataset(out, shuffle=False, **options)))
 
 
 def test_a_batch_of_image_files_is_made_by_one_call(
