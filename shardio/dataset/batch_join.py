@@ -153,8 +153,7 @@ class _Beside:
 
 def _fits(column: Column | None) -> bool:
     """Return whether all of a column are numbers that a tensor holds."""
-    plain = column is not None and not isinstance(column, np.ma.MaskedArray)
-    return plain and column.dtype != np.uint64  # type: ignore[union-attr]
+    return type(column) is np.ndarray and column.dtype != np.uint64
 
 
 class _Joined(NamedTuple):

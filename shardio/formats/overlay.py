@@ -147,8 +147,8 @@ class _Layer:
         """Return what gives a sample its value of the field."""
         field, files, added, waiting = self.field, self._files, self._added, self._waiting
         if self.column is not None:
-            item = np.ma.getdata(self.column).item
-            if isinstance(self.column, np.ma.MaskedArray):
+            item = np.asarray(self.column).item
+            if type(self.column) is not np.ndarray:  # some are None
                 is_none = np.ma.getmaskarray(self.column).item
 
                 def put_number_or_none(sample: Sample, record: int) -> None:
@@ -292,7 +292,7 @@ def _rows(file: RecordShard, records: int) -> Column:
     rows = file.columns.get(ROW)
     if (
         rows is None
-        or isinstance(rows, np.ma.MaskedArray)
+        or type(rows) is not np.ndarray  # but masked
         or rows.dtype.kind != "u"
         or (rows[1:] <= rows[:-1]).any()
         or (len(rows) and int(rows[-1]) >= records)
@@ -316,11 +316,13 @@ def _merged(
         return None
     if kind != "int" and dtype.kind == "u":  # of None alone
         dtype = np.dtype("|b1" if kind == "bool" else "<f4")
+    # Not by np.ma where none is None: to import it takes 25 ms, in each process of a loader.
+    if type(values) is np.ndarray and (type(stored) is np.ndarray or len(rows) == records):
+        plain = np.zeros(records, dtype) if stored is None else stored.astype(dtype)
+        plain[rows] = values
+        return np.asarray(plain)
     plain = np.zeros(records, dtype) if stored is None else np.array(np.ma.getdata(stored), dtype)
     plain[rows] = np.ma.getdata(values)
-    masked = isinstance(stored, np.ma.MaskedArray) or isinstance(values, np.ma.MaskedArray)
-    if not masked and (stored is not None or len(rows) == records):
-        return plain
     mask = np.full(records, True) if stored is None else np.ma.getmaskarray(stored).copy()
     mask[rows] = np.ma.getmaskarray(values)
     return np.ma.MaskedArray(plain, mask) if mask.any() else plain
