@@ -88,9 +88,12 @@ class Remaining(Selection):
 
         excluded, shard_starts: as of Selection, and below the last of `shard_starts`
         """
-        # The place that each would have, were those before it left out: it grows with every record.
-        self._before: Int64s = excluded - np.arange(len(excluded))
         super().__init__(excluded, shard_starts)
+
+    @cached_property
+    def _before(self) -> Int64s:
+        """Return the place that each would have, were those before it left out."""
+        return self._numbers - np.arange(len(self._numbers))
 
     @property
     def excluded(self) -> Int64s:
@@ -105,7 +108,7 @@ class Remaining(Selection):
     @property
     def nbytes(self) -> int:
         """Return the bytes of memory that the selection takes."""
-        return self._numbers.nbytes + self._before.nbytes
+        return 2 * self._numbers.nbytes
 
     def at(self, places: Int64s | slice) -> Int64s:
         """Return the numbers of the records at these places of the selection."""
