@@ -1,7 +1,9 @@
 """Versions: each commit is one, all are found and compared, and any can be gone back to."""
 
+import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +233,33 @@ def test_changes_wait_for_nobody(out: Path) -> None:
         for call in (lambda: tag(out, "x"), lambda: restore(out, "x")):
             with pytest.raises(BusyError):
                 call()
+
+
+# --- hostile manifests ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (rb'"version": 1', b'"version": 0'),
+        (rb'\["excluded-[0-9a-f]{8}\.bin",4,', b'["../excluded.bin",4,'),
+        (rb'(excluded-[0-9a-f]{8}\.bin"),4,', rb"\1,25,"),
+        (rb'(excluded-[0-9a-f]{8}\.bin"),4,', rb"\1,0,"),
+        (rb'(excluded-[0-9a-f]{8}\.bin"),4,', rb"\1,true,"),
+        (rb'"excluded": \[[^\n]*\],', b'"excluded": [],'),
+        (rb'"commit": \["[0-9a-f]{16}"', b'"commit": ["../manifest"'),
+        (rb'"commit": \[[^\n]*\],', b'"commit": {},'),
+        (rb'\{"dropped":2\}', b'{"dropped":-1}'),
+        (rb'\{"dropped":2\}', b"[]"),
+    ],
+)
+def test_a_forged_manifest_is_damage(grown: Any, old: bytes, new: bytes) -> None:
+    out, *_ = grown
+    data = (out / "manifest.json").read_bytes()
+    body = b"".join(data.splitlines(keepends=True)[:-2])
+    forged, count = re.subn(old, new, body)
+    assert count == 1
+    seal = b'"sha256": "%s"\n}\n' % hashlib.sha256(forged).hexdigest().encode()
+    (out / "manifest.json").write_bytes(forged + seal)
+    with pytest.raises(DamageError, match=r"manifest\.json: not a manifest"):
+        api.open(out)
