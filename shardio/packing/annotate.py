@@ -155,7 +155,7 @@ def annotate(
         if done.unknown and unknown == "error":
             raise OptionError(
                 f"{shown}: no record has {_keys(done.unknown)}. Nothing was annotated. Correct "
-                "them, or leave them out with unknown='ignore'"
+                "them, or leave them out with --unknown ignore"
             )
         for one in work:
             done.fields |= _kinds(one.before, given)
@@ -236,7 +236,7 @@ def _refuse_missing(one: _Work, given: GivenValues, missing: str) -> int:
         raise OptionError(
             f"{given.shown}: {show_count(lack, 'record')} without a row, such as "
             f"{', '.join(map(printable, some))}, and {printable(new[0])!r} is a new field. Nothing "
-            "was annotated. Give rows for all records, or missing='none', by which these get None"
+            "was annotated. Give rows for all records, or --missing none, by which these get None"
         )
     return lack
 

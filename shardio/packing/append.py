@@ -116,8 +116,8 @@ def append(
             done.replaced += len(one.gone)
     if alike and on_duplicate == "error":
         raise OptionError(
-            f"{printable(growth.folder)}: {show_count(len(alike), 'record')} of the source are "
-            f"there, by their keys: {some([*map(key_text, alike)])}. Nothing was appended. Choose "
+            f"{printable(growth.folder)}: it has {show_count(len(alike), 'record')} of the source "
+            f"already, by the keys {some([*map(key_text, alike)])}. Nothing was appended. Choose "
             "what becomes of them: --on-duplicate skip or replace"
         )
     done.skipped = len(alike)

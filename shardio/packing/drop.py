@@ -186,7 +186,7 @@ def _check(
         more = f" ({erased:,} records were erased here, of which no key is kept)" if erased else ""
         raise OptionError(
             f"{shown}: no record has {_keys(done.missing)}{more}. Nothing was dropped. Correct "
-            "them, or leave them out with missing='ignore'"
+            "them, or leave them out with --missing ignore"
         )
     if wanted is None and not done.records and not done.erased:
         texts = where

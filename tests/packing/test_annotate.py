@@ -466,7 +466,7 @@ def test_records_without_a_row_are_refused_or_none(out: Path) -> None:
     keys, before = keys_of(out), content(out)
     some = {key: {"score": 0.5, "text": "x", "clip": np.ones(2)} for key in keys[3:5]}
     with pytest.raises(
-        OptionError, match=rf"22 records without a row, such as {keys[0]}, .*'none'"
+        OptionError, match=rf"22 records without a row, such as {keys[0]}, .*--missing none"
     ):
         annotate(out, some)
     assert content(out) == before
