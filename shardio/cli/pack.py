@@ -296,24 +296,28 @@ COMMIT = Command(
     forks=True,
 )
 
+_GROWS = (  # options of `append` and `update`
+    _SOURCE,
+    option("out", "OUT", "the packed directory"),
+    *_READ,
+    *STORE,
+    JOBS,
+    _ON_ERROR,
+    option("--restart"),
+)
+
 APPEND = Command(
     "append",
     "add what is new in a source to a packed dataset",
     _append,
     "packing.append:append packing.options:SourceOptions",
-    _SOURCE,
-    option("out", "OUT", "the packed directory"),
-    *_READ,
+    *_GROWS,
     option(
         "--on-duplicate",
         text="of a key that is there: nothing is appended (default), the record that is there "
         "stays, or the new one takes its place",
         choices=("error", "skip", "replace"),
     ),
-    *STORE,
-    JOBS,
-    _ON_ERROR,
-    option("--restart"),
     option("--dry-run", text="say what would be done and touch nothing"),
     examples=(
         "shardio append new-photos packed",
@@ -328,9 +332,7 @@ UPDATE = Command(
     "make a packed dataset what its whole source is now",
     _update,
     "packing.update:update packing.append:append packing.options:SourceOptions",
-    _SOURCE,
-    option("out", "OUT", "the packed directory"),
-    *_READ,
+    *_GROWS,
     option("--checksum"),
     option(
         "--gone",
@@ -338,10 +340,6 @@ UPDATE = Command(
         "of all) or keep",
         choices=("drop", "keep"),
     ),
-    *STORE,
-    JOBS,
-    _ON_ERROR,
-    option("--restart"),
     option("--dry-run", text="say what is new, changed and gone, and change nothing"),
     examples=("shardio update photos packed --dry-run", "shardio update photos packed"),
     resume_hint=lambda options: "" if options.get("dry_run") else RESUME_HINT,

@@ -8,7 +8,7 @@ import resource
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,8 +20,10 @@ from ..errors import DamageError, OptionError, StorageError, printable
 from ..formats import check_format, expect_shard, open_shard
 from ..formats.base import Shard, ShardInfo
 from ..formats.foreign.row_groups import cache_bytes
+from ..formats.index import key_hash
 from ..formats.manifest import Manifest, choose_split
 from ..formats.overlay import most_files
+from ..formats.record import erased_in
 from ..formats.sample import Sample
 from ..formats.version import NONE, load_excluded, load_version
 from ..order.rng import Int64s
@@ -109,7 +111,7 @@ class Reader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         more = {"root": self.storage, "verify": self._opening.verify, "limit": self.limit}
-        more["excluded"] = NONE if self.remaining is None else self.remaining.excluded
+        more["excluded"] = self.dropped
         more["wanted"] = self._opening.wanted
         return partial(Reader, **more), (self.index, self.manifest)  # type: ignore[arg-type]
 
@@ -137,6 +139,34 @@ class Reader:
     def stored_records(self) -> int:
         """Return the number of records in all shards, those that were dropped included."""
         return int(self.starts[-1])
+
+    @property
+    def dropped(self) -> Int64s:
+        """Return the numbers of the records that were dropped, ascending."""
+        return NONE if self.remaining is None else self.remaining.excluded
+
+    def dropped_in(self, shard: int) -> Int64s:
+        """Return the records of a shard that were dropped, by their numbers in it, ascending."""
+        bounds = self.starts[shard : shard + 2]
+        return self.dropped[slice(*np.searchsorted(self.dropped, bounds))] - int(bounds[0])
+
+    def with_keys(
+        self, keys: Collection[bytes], *, dropped: bool = False
+    ) -> Iterator[tuple[int, int, bytes]]:
+        """Yield the records that have one of these keys: shard, number there, and key.
+
+        dropped: also those that were dropped, but not erased. Only keys of whose hash one of `keys`
+        is are read. Raises DamageError.
+        """
+        hashes = np.unique(np.array([*map(key_hash, keys)], np.uint32))
+        for place in range(self.manifest.shards):
+            shard = self.shard(place)
+            hidden = erased_in(shard) if dropped else self.dropped_in(place)
+            records = np.flatnonzero(np.isin(shard.key_hashes, hashes))
+            for record in np.setdiff1d(records, hidden).tolist():
+                key = shard.key(record)
+                if key in keys:
+                    yield place, record, key
 
     @property
     def counts(self) -> Int64s:

@@ -21,7 +21,6 @@ from ..formats.base import Column, Shard
 from ..formats.index import EMPTY, key_hash
 from ..formats.record import whole_runs
 from ..formats.sample import Sample, give_text_key
-from ..formats.version import NONE
 from ..names import KEY, key_bytes, key_text
 from ..order import rng
 from ..order.subset import Selection, select_where
@@ -316,8 +315,7 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
     def _runs(self) -> Iterator[tuple[int, int, int]]:
         """Yield the rows as (shard, first record, end), where they are adjacent."""
         row, stop = self._rows.start, self._rows.stop
-        ends, remaining = self.reader.starts[1:], self.reader.remaining
-        dropped = NONE if remaining is None else remaining.excluded
+        ends, dropped = self.reader.starts[1:], self.reader.dropped
         while row < stop:
             number = self.reader.number(row)
             shard, record = self.reader.locate(number)

@@ -21,7 +21,6 @@ from ..dataset.reader import Reader
 from ..errors import OptionError, SampleError, printable, there_are
 from ..formats import PACKED, manifest
 from ..formats.base import Opening, Overlay, ShardInfo
-from ..formats.index import key_hash
 from ..formats.manifest import Manifest, overlay_name
 from ..formats.overlay import (
     ROW,
@@ -32,14 +31,13 @@ from ..formats.overlay import (
     rows_and_values,
 )
 from ..formats.sample import Schema
-from ..formats.version import NONE, Numbers
 from ..names import KEY, key_text
 from ..storage import local
 from ..storage.location import local_path, locate
 from ..units import check_bool, show_count
 from .given_values import Get, GivenValues, read_values
 from .shard_writer import ShardWriter
-from .versions import changing, commit
+from .versions import changing, commit, keys_text, version_lines
 
 _SHOWN = 10  # keys that are named
 # A file of values before is written anew with the new ones if it has at most so many times as many.
@@ -70,11 +68,8 @@ class Annotated:
         if self.missing:
             lines.append(f"{show_count(self.missing, 'record')} without a value: None")
         if self.unknown:
-            lines.append(f"no record has {_keys(self.unknown)}")
-        lines += [
-            f"version {one}{f' of {printable(split)}' if split else ''}"
-            for split, one in self.versions.items()
-        ]
+            lines.append(f"no record has {keys_text(self.unknown)}")
+        lines += version_lines(self.versions)
         if not self.versions and not self.dry_run:
             lines.append("all was so before; the version stays")
         return "\n".join(lines)
@@ -141,10 +136,9 @@ def annotate(
                 f"{', '.join(map(printable, datasets))}; give the path of one of them"
             )
         for split, root in datasets.items():
-            before = manifest.load(locate(root))
-            if not dry_run:
-                before = owners.enter_context(changing(root))
-            reader = Reader(locate(root), before)
+            index = locate(root)
+            before = manifest.load(index) if dry_run else owners.enter_context(changing(root))
+            reader = Reader(index, before)
             places = _in_order(reader, given) if given.keys is None else _by_key(reader, given)
             if given.keys is not None:
                 seen |= {given.keys[row] for rows in places.values() for row in rows.values()}
@@ -154,7 +148,7 @@ def annotate(
         shown = printable(folder, 4096)
         if done.unknown and unknown == "error":
             raise OptionError(
-                f"{shown}: no record has {_keys(done.unknown)}. Nothing was annotated. Correct "
+                f"{shown}: no record has {keys_text(done.unknown)}. Nothing was annotated. Correct "
                 "them, or leave them out with --unknown ignore"
             )
         for one in work:
@@ -168,34 +162,15 @@ def annotate(
     return done
 
 
-def _keys(keys: list[str]) -> str:
-    more = f", ... ({len(keys):,} keys)" if len(keys) > _SHOWN else ""
-    word = "the key" if len(keys) == 1 else "one of the keys"
-    return f"{word} {', '.join(printable(repr(key)) for key in keys[:_SHOWN])}{more}"
-
-
 # --- which record a row is of ---------------------------------------------------------------------
-
-
-def _dropped(reader: Reader) -> Numbers:
-    return NONE if reader.remaining is None else reader.remaining.excluded
 
 
 def _by_key(reader: Reader, given: GivenValues) -> Places:
     """Return by shard which record has which row: all records with a key of one."""
     row_of = {key: row for row, key in enumerate(given.keys or ())}
-    hashes = np.unique(np.array([*map(key_hash, row_of)], np.uint32))
-    dropped, places = _dropped(reader), Places()
-    for number in range(reader.manifest.shards):
-        shard, first = reader.shard(number), int(reader.starts[number])
-        records = np.flatnonzero(np.isin(shard.key_hashes, hashes))
-        found = {}
-        for record in records[~np.isin(records + first, dropped)].tolist():
-            row = row_of.get(shard.key(record))  # 32 bits of a hash may be alike
-            if row is not None:
-                found[record] = row
-        if found:
-            places[number] = found
+    places = Places()
+    for shard, record, key in reader.with_keys(row_of):
+        places.setdefault(shard, {})[record] = row_of[key]
     return places
 
 
@@ -207,7 +182,7 @@ def _in_order(reader: Reader, given: GivenValues) -> Places:
             f"{show_count(reader.records, 'record')}; expected as many, in the order of `shardio "
             "ls`. A table with keys may have fewer"
         )
-    numbers = np.setdiff1d(np.arange(reader.stored_records), _dropped(reader))
+    numbers = np.setdiff1d(np.arange(reader.stored_records), reader.dropped)
     bounds = np.searchsorted(numbers, reader.starts).tolist()
     places = {}
     for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
@@ -228,7 +203,7 @@ def _refuse_missing(one: _Work, given: GivenValues, missing: str) -> int:
         for number in range(one.before.shards):
             start, stop = reader.starts[number : number + 2].tolist()
             there = [start + record for record in one.places.get(number, {})]
-            free = np.setdiff1d(np.arange(start, stop), np.union1d(there, _dropped(reader)))
+            free = np.setdiff1d(np.arange(start, stop), np.union1d(there, reader.dropped))
             for record in free[: _SHOWN - len(some)].tolist():
                 some.append(key_text(reader.shard(number).key(record - start)))
             if len(some) == _SHOWN:

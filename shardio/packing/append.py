@@ -12,12 +12,11 @@ from ..errors import OptionError, printable
 from ..names import key_text
 from ..storage.location import locate
 from ..units import check_bool, refuse_options, show_count, show_size
-from . import journal
-from .drop import find_keys
-from .grow import Call, Split, grow, some
+from .grow import Call, Split, grow, grown_lines, some
 from .options import ADVICE, PathLike, SourceOptions
 from .parts import Announce
 from .process_pool import Progress
+from .versions import version_lines
 
 _CHOICES = ("error", "skip", "replace")
 
@@ -51,15 +50,8 @@ class Appended:
             lines.append(f"{self.replaced:,} of these replace a record with the same key")
         if self.skipped:
             lines.append(f"{show_count(self.skipped, 'record')} were there, by their keys")
-        if self.classes:
-            lines.append(f"new classes: {some(self.classes)}")
-        if self.rejected:
-            left = show_count(len(self.rejected), "file")
-            lines.append(f"{left} left out; {journal.REJECTED} lists what, and why")
-        lines += [
-            f"version {one}{f' of {printable(split)}' if split else ''}"
-            for split, one in self.versions.items()
-        ]
+        lines += grown_lines(self.classes, self.rejected)
+        lines += version_lines(self.versions)
         return "\n".join(lines)
 
 
@@ -139,10 +131,11 @@ def _leave_out_alike(one: Split, on_duplicate: str) -> list[bytes]:
     """
     assert one.listing is not None
     reader = Reader(locate(one.folder), one.base)
-    numbers, found = find_keys(reader, set(one.listing.keys), dropped=False)
+    alike = [*reader.with_keys(set(one.listing.keys))]
     if on_duplicate == "replace":
-        one.gone = np.sort(numbers)
+        one.gone = np.array([reader.starts[at] + record for at, record, _ in alike], np.int64)
         return []
+    found = {key for *_, key in alike}
     fresh = [at for at, key in enumerate(one.listing.keys) if key not in found]
     one.listing = one.listing.take(np.array(fresh, np.int64))
     return sorted(found)

@@ -21,18 +21,14 @@ from ..dataset.reader import Reader
 from ..dataset.sequence import ShardSequence
 from ..errors import OptionError, printable
 from ..formats import manifest
-from ..formats.index import key_hash
-from ..formats.record import erased_in
-from ..formats.version import NONE, Numbers
+from ..formats.version import Numbers
 from ..names import key_bytes, key_text
 from ..order.subset import All, conditions, mark_where
 from ..storage.location import local_path, locate
 from ..units import check_bool, show_count
 from .erase import Erasing, choose, erased_numbers
 from .pack import resumable
-from .versions import changing, commit, with_excluded
-
-_SHOWN = 10  # keys that are named
+from .versions import changing, commit, keys_text, version_lines, with_excluded
 
 
 @dataclass
@@ -66,11 +62,8 @@ class Dropped:
             records = show_count(self.erased, "record")
             lines.append(f"{records} {would}erased: {shards} {would}written anew without them")
         if self.missing:
-            lines.append(f"no record has {_keys(self.missing)}")
-        lines += [
-            f"version {one}{f' of {printable(split)}' if split else ''}"
-            for split, one in self.versions.items()
-        ]
+            lines.append(f"no record has {keys_text(self.missing)}")
+        lines += version_lines(self.versions)
         if self.erased and not self.dry_run:
             lines += [
                 "older versions that show them cannot be read any more",
@@ -116,18 +109,18 @@ def drop(
     with resumable(), contextlib.ExitStack() as owners:
         work, seen, erased = list[_Work](), set[bytes](), 0
         for split, root in manifest.datasets(folder).items():
-            before = manifest.load(locate(root))
-            if not dry_run:
-                before = owners.enter_context(changing(root))
-            reader = Reader(locate(root), before)
-            old, gone = _excluded(reader), erased_numbers(reader)
+            index = locate(root)
+            before = manifest.load(index) if dry_run else owners.enter_context(changing(root))
+            reader = Reader(index, before)
+            old, gone = reader.dropped, erased_numbers(reader)
             # What is dropped is looked at again where its bytes are still to go.
-            chooser = Reader(reader.index, before, excluded=gone) if erase else reader
+            chooser = Reader(index, before, excluded=gone) if erase else reader
             if wanted is None:
                 numbers = _numbers_where(chooser, chosen or {})
             else:
-                numbers, found = find_keys(chooser, wanted)
-                seen |= found
+                found = [*chooser.with_keys(wanted, dropped=True)]
+                numbers = np.array([reader.starts[at] + one for at, one, _ in found], np.int64)
+                seen |= {key for *_, key in found}
             fresh = np.setdiff1d(numbers, old)
             erasing = choose(root, reader, numbers) if erase else None
             done.already += len(numbers) - len(fresh)
@@ -167,10 +160,6 @@ def _commit(done: Dropped, work: Sequence[_Work]) -> None:
             done.versions[one.split] = new_version.version_id
 
 
-def _excluded(reader: Reader) -> Numbers:
-    return NONE if reader.remaining is None else reader.remaining.excluded
-
-
 def _check(
     done: Dropped,
     wanted: set[bytes] | None,
@@ -185,7 +174,7 @@ def _check(
     if done.missing and missing == "error":
         more = f" ({erased:,} records were erased here, of which no key is kept)" if erased else ""
         raise OptionError(
-            f"{shown}: no record has {_keys(done.missing)}{more}. Nothing was dropped. Correct "
+            f"{shown}: no record has {keys_text(done.missing)}{more}. Nothing was dropped. Correct "
             "them, or leave them out with --missing ignore"
         )
     if wanted is None and not done.records and not done.erased:
@@ -209,12 +198,6 @@ def check_keys(option: str, keys: Iterable[str | bytes]) -> set[bytes]:
     return found
 
 
-def _keys(keys: list[str]) -> str:
-    more = f", ... ({len(keys):,} keys)" if len(keys) > _SHOWN else ""
-    word = "the key" if len(keys) == 1 else "one of the keys"
-    return f"{word} {', '.join(printable(repr(key)) for key in keys[:_SHOWN])}{more}"
-
-
 def _numbers_where(reader: Reader, chosen: Mapping[str, Any]) -> Numbers:
     """Return the numbers of the records that meet conditions, of those that are not dropped."""
     decoder = Decoder(reader.manifest.schema, fields=None, decode=None, transform=None)
@@ -222,26 +205,3 @@ def _numbers_where(reader: Reader, chosen: Mapping[str, Any]) -> Numbers:
     marks = mark_where(chosen, rows.columns, reader.records, reader.manifest.classes)
     places: Numbers = np.flatnonzero(marks)
     return places if reader.remaining is None else reader.remaining.at(places)
-
-
-def find_keys(
-    reader: Reader, keys: set[bytes], *, dropped: bool = True
-) -> tuple[Numbers, set[bytes]]:
-    """Return the numbers of the records with these keys, and the keys that were found.
-
-    dropped: also of records that were dropped
-    """
-    hashes = np.array([*map(key_hash, keys)], np.uint32)
-    numbers, found = [], set[bytes]()
-    for place in range(reader.manifest.shards):
-        shard, first = reader.shard(place), int(reader.starts[place])
-        erased = erased_in(shard)
-        places = np.flatnonzero(np.isin(shard.key_hashes, hashes))
-        for record in np.setdiff1d(places, erased).tolist():
-            if not dropped and reader.place(first + record) is None:
-                continue
-            key = shard.key(record)
-            if key in keys:
-                found.add(key)
-                numbers.append(first + record)
-    return np.array(numbers, np.int64), found

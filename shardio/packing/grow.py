@@ -27,6 +27,7 @@ from ..names import key_text
 from ..storage import local, lock
 from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate
+from ..units import show_count
 from . import journal, output_dir, reencode, sources
 from .job import Job, Run, unpackable
 from .options import ImageOptions, PackCall, PackOptions, PathLike, PlanOptions, SourceOptions
@@ -319,6 +320,15 @@ def _add_shards(
         before = journal.own_rejected(place) or []
         journal.write_rejected(place, sorted({*before, *one.job.problems}))
         done.rejected += [(key_text(key), why) for key, why in one.job.problems]
+
+
+def grown_lines(classes: Sequence[str], rejected: Sequence[tuple[str, str]]) -> list[str]:
+    """Say which classes are new, and how many files were left out."""
+    lines = [f"new classes: {some(classes)}"] if classes else []
+    if rejected:
+        left = show_count(len(rejected), "file")
+        lines.append(f"{left} left out; {journal.REJECTED} lists what, and why")
+    return lines
 
 
 def some(names: Sequence[str]) -> str:

@@ -25,12 +25,12 @@ from ..formats.version import NONE, SourceNotes, load_sources
 from ..names import KEY
 from ..storage.location import locate
 from ..units import check_bool, refuse_options, show_count, show_size
-from . import journal
-from .grow import Call, Growth, Split, grow, some
+from .grow import Call, Growth, Split, grow, grown_lines
 from .options import ADVICE, PackOptions, PathLike, SourceOptions
 from .parts import Announce
 from .process_pool import Progress
 from .sources.base import Rejected
+from .versions import version_lines
 
 _PLAIN = ("imagefolder", "files")  # sources whose records are files, and nothing else
 _CHOICES = (None, "drop", "keep")
@@ -69,17 +69,10 @@ class Updated:
             lines.append(f"the contents of {self.compared:,} were compared")
         if self.shards:
             lines.append(f"{show_count(self.shards, 'new shard')}, {show_size(self.bytes)}")
-        if self.classes:
-            lines.append(f"new classes: {some(self.classes)}")
-        if self.rejected:
-            left = show_count(len(self.rejected), "file")
-            lines.append(f"{left} left out; {journal.REJECTED} lists what, and why")
+        lines += grown_lines(self.classes, self.rejected)
         if self.dry_run:
             lines.append("nothing was changed, since this is a dry run")
-        lines += [
-            f"version {one}{f' of {printable(split)}' if split else ''}"
-            for split, one in self.versions.items()
-        ]
+        lines += version_lines(self.versions)
         return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,7 +33,6 @@ from ..formats.manifest import GROWN, MANIFEST, Commit, Manifest
 from ..formats.overlay import has_overlay_name, rows_that_differ
 from ..formats.record import MAGIC as RECORDS
 from ..formats.version import (
-    NONE,
     TAGS,
     Numbers,
     check_tag,
@@ -57,6 +56,8 @@ from ..storage.location import local_path, locate
 from ..storage.options import Storage
 from ..units import check_bool, show_count
 from . import output_dir
+
+_SHOWN = 10  # keys that are named
 
 # --- commit ---------------------------------------------------------------------------------------
 
@@ -114,6 +115,21 @@ def with_excluded(one: Manifest, numbers: Numbers) -> tuple[Manifest, dict[str, 
         return replace(one, excluded=None), {}
     side, data = dump_excluded(one.dataset_id, numbers)
     return replace(one, excluded=side), {side.name: data}
+
+
+def version_lines(versions: Mapping[str, str]) -> list[str]:
+    """Say which versions a change left, a line for each split."""
+    return [
+        f"version {one}{f' of {printable(split)}' if split else ''}"
+        for split, one in versions.items()
+    ]
+
+
+def keys_text(keys: Sequence[str]) -> str:
+    """Return keys that no record has, for a message: the first of them."""
+    more = f", ... ({len(keys):,} keys)" if len(keys) > _SHOWN else ""
+    word = "the key" if len(keys) == 1 else "one of the keys"
+    return f"{word} {', '.join(printable(repr(key)) for key in keys[:_SHOWN])}{more}"
 
 
 def files_of(one: Manifest) -> set[str]:
@@ -237,14 +253,12 @@ class Diff:
     fields: list[str] = field(default_factory=list)  # that were annotated in between, or before
 
     def __str__(self) -> str:
-        signs = (("+", self.added), ("-", self.dropped), ("~", self.changed))
-        lines = [f"{sign} {printable(key, 4096)}" for sign, keys in signs for key in keys]
-        counts = (f"{len(keys):,} {name}" for name, keys in self._named())
+        named = (("+", "added"), ("-", "dropped"), ("~", "changed"))
+        parts = [(sign, name, getattr(self, name)) for sign, name in named]
+        lines = [f"{sign} {printable(key, 4096)}" for sign, _, keys in parts for key in keys]
+        counts = (f"{len(keys):,} {name}" for _, name, keys in parts)
         of = f"; fields: {', '.join(map(printable, self.fields))}" if self.fields else ""
         return "\n".join([*lines, f"{self.old} to {self.new}: {', '.join(counts)}{of}"])
-
-    def _named(self) -> Iterator[tuple[str, list[str]]]:
-        yield from (("added", self.added), ("dropped", self.dropped), ("changed", self.changed))
 
 
 def diff(
@@ -279,15 +293,11 @@ def diff(
 def _keys_of_one(one: Reader, other: Reader) -> set[bytes]:
     """Return the keys of the records that only the first of two versions has."""
     keys = set[bytes]()
-    excluded = [NONE if of.remaining is None else of.remaining.excluded for of in (one, other)]
-    for shard in range(one.manifest.shards):
-        start, stop = one.starts[shard : shard + 2].tolist()
+    for shard, count in enumerate(one.manifest.shard_records.tolist()):
         there = shard < other.manifest.shards and _same(one.manifest, other.manifest, shard)
-        numbers = np.arange(start, stop)
-        if there:
-            numbers = excluded[1][slice(*np.searchsorted(excluded[1], [start, stop]))]
-        for number in np.setdiff1d(numbers, excluded[0]).tolist():
-            keys.add(one.shard(shard).key(number - start))
+        records = other.dropped_in(shard) if there else np.arange(count)
+        own = np.setdiff1d(records, one.dropped_in(shard)).tolist()
+        keys |= {one.shard(shard).key(record) for record in own}
     return keys
 
 

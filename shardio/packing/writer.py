@@ -40,7 +40,6 @@ from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate
 from ..units import check_bool, check_int, check_size, show_count
 from . import journal, output_dir
-from .drop import find_keys
 from .plan import SHARD_SIZE
 from .shard_writer import ShardWriter
 from .versions import commit
@@ -106,6 +105,7 @@ class Writer:
         self._shard_size = check_size("shard_size", shard_size)
         self._max_records, self._overwrite = max_records, overwrite
         self._base: Manifest | None = None  # of the dataset that is appended to
+        self._reader: Reader | None = None  # of it, once keys are compared
         if append:
             given = {"fields": fields, "id": id, "overwrite": overwrite or None}
             self._base = _appended_to(self.out, given, self._classes)
@@ -273,9 +273,9 @@ class Writer:
             return
         self._known_keys.add(self._keys)
         if self._base is not None:
-            reader = Reader(locate(self.out), self._base)
-            _, found = find_keys(reader, set(self._keys), dropped=False)
-            for key in sorted(found):
+            if self._reader is None:
+                self._reader = Reader(locate(self.out), self._base)
+            for key in sorted(key for *_, key in self._reader.with_keys(set(self._keys))):
                 raise SampleError(f"key {printable(key)} is in the dataset; keys must be unique")
         info = shard.finish()
         shard.commit(info.name)

@@ -98,8 +98,7 @@ class Answers:
         for name in wanted:
             self._columns.check(name)
         marks = mark_where(wanted, self._columns, reader.stored_records, reader.manifest.classes)
-        if reader.remaining is not None:
-            marks[reader.remaining.excluded] = False
+        marks[reader.dropped] = False
         numbers = np.flatnonzero(marks)
         return self._cache.put(key, Selection(numbers, reader.starts), numbers.nbytes)
 
