@@ -103,8 +103,9 @@ def commit(
     new = replace(after, version=GROWN, library=__version__, commit=this, erased=gone, digest="")
     for name, data in files.items():
         place.write(name, data)
-    # A copy, and no hard link: the file system may have none, and a manifest is small.
-    place.write(kept_name(before.version_id), before.dump())
+    # A copy, and no hard link: the file system may have none, and a manifest is small. Its bytes,
+    # and not what we would write: its id is of these.
+    place.write(kept_name(before.version_id), place.read(MANIFEST, manifest.MAX_MANIFEST))
     place.write(MANIFEST, new.dump())
     return new
 

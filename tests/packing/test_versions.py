@@ -235,6 +235,19 @@ def test_changes_wait_for_nobody(out: Path) -> None:
                 call()
 
 
+def test_a_manifest_that_others_wrote_is_kept_byte_for_byte(out: Path) -> None:
+    data = (out / "manifest.json").read_bytes()
+    body = b"".join(data.splitlines(keepends=True)[:-2])
+    spaced = body.replace(b'["class0","class1",', b'["class0", "class1",')
+    assert spaced != body
+    seal = b'"sha256": "%s"\n}\n' % hashlib.sha256(spaced).hexdigest().encode()
+    (out / "manifest.json").write_bytes(spaced + seal)
+    keys, first = keys_of(out), log(out).versions[0].id
+    drop(out, keys=keys[:1])
+    assert [one.id for one in log(out).versions][1:] == [first]
+    assert keys_of(out, first) == keys
+
+
 # --- hostile manifests ----------------------------------------------------------------------------
 
 
