@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 
 def installed(*names: str) -> dict[str, str]:

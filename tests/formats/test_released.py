@@ -6,7 +6,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from packaging.version import Version
 
+import shardio
 from shardio import native, verify
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -26,6 +28,12 @@ def maker() -> ModuleType:
 
 def test_what_0_1_0_wrote_is_here() -> None:
     assert GOLDEN / "released-0.1.0" in RELEASED and len(DATASETS) >= 7
+
+
+def test_what_is_written_names_a_library_behind_all_releases() -> None:
+    # A release says of a file that is too new for it: "needs shardio >= " what the file names.
+    released = [folder.name.removeprefix("released-") for folder in RELEASED]
+    assert all(Version(shardio.__version__) > Version(one) for one in released)
 
 
 @pytest.mark.parametrize("core", ["with the core", "without"])
