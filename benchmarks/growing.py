@@ -25,6 +25,7 @@ FEW = 10_000  # one in so many, for an opt-out
 VERSIONS = 1_000
 RECORDS, DROPPED, SHARDS = 10**9, 10**6, 10_000
 ALONE = "pack 1 % alone"
+WHOLE, LESS, BESIDE = "all records", "1 % dropped", "1 % dropped, labels annotated"
 
 
 def run(source: data.Data, result: Result) -> None:
@@ -115,18 +116,23 @@ def _cpu_s() -> float:
 
 
 def _reading(source: data.Data, result: Result, name: str, folder: Path, rounds: int) -> None:
-    """Read epochs of a dataset of which 1 % is dropped, and of the whole."""
+    """Read epochs of a dataset, of one with 1 % dropped, and of one with labels beside, too."""
     import shardio
 
-    whole, less = source.scratch / "whole", source.scratch / "less"
-    shardio.pack(folder, whole, jobs=2)
-    shardio.pack(folder, less, jobs=2)
-    keys = shardio.open(less, decode=None).keys()
-    shardio.drop(less, keys=keys[::PART])
+    paths = {what: source.scratch / what.replace(" ", "-") for what in (WHOLE, LESS, BESIDE)}
+    for path in paths.values():
+        shardio.pack(folder, path, jobs=2)
+    whole = shardio.open(paths[WHOLE], decode=None)
+    keys = whole.keys()
+    labels = dict(zip(keys, whole.columns("label").tolist(), strict=True))
+    for what in (LESS, BESIDE):
+        shardio.drop(paths[what], keys=keys[::PART])
+    left = shardio.open(paths[BESIDE], decode=None).keys()
+    shardio.annotate(paths[BESIDE], {key: {"label": labels[key]} for key in left})
     for loader in ("DataLoader", "ShardLoader"):
         entries = {
             what: EntryProcess("growing:read", path=str(path), loader=loader)
-            for what, path in (("all records", whole), ("1 % dropped", less))
+            for what, path in paths.items()
         }
         with ending(entries):
             for entry in entries.values():
@@ -135,13 +141,12 @@ def _reading(source: data.Data, result: Result, name: str, folder: Path, rounds:
             measured = interleave(rounds_of, rounds)
         what = f"{len(keys):,} {name}, {loader}"
         result.raw(f"reading {what}", measured)
-        result.table(
-            f"Reading {what}", measured, {"rate": "images/s"}, versus="all records", by="rate"
-        )
-        share = median(measured["1 % dropped"], "rate") / median(measured["all records"], "rate")
-        result.target(f"reading with 1 % dropped, {name}, {loader}", share, -0.97)
-    data.remove(whole)
-    data.remove(less)
+        result.table(f"Reading {what}", measured, {"rate": "images/s"}, versus=WHOLE, by="rate")
+        for less in (LESS, BESIDE):
+            share = median(measured[less], "rate") / median(measured[WHOLE], "rate")
+            result.target(f"reading with {less}, {name}, {loader}", share, -0.97)
+    for path in paths.values():
+        data.remove(path)
 
 
 def read(path: str, loader: str) -> Callable[..., dict[str, Any]]:

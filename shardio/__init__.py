@@ -42,8 +42,9 @@ Change
     drop               Hide records from every reader, as a new version.
     log                List the versions of a dataset.
     diff               Compare two versions: keys added, dropped, changed.
-    tag                Name a version, so that `shardio gc` keeps it.
+    tag                Name a version, so that `gc` keeps it.
     restore            Make a dataset again what an older version was.
+    gc                 Remove files that no version names, and old versions.
 
 What they raise is ShardioError or one of its children, such as DamageError: help("shardio.errors").
 PerformanceWarning says what is slow, and how to mend it.
@@ -112,6 +113,7 @@ if TYPE_CHECKING:
     from .packing.copy import copy as copy
     from .packing.drop import drop as drop
     from .packing.export import export as export
+    from .packing.gc import gc as gc
     from .packing.index import index as index
     from .packing.options import ImageOptions as ImageOptions
     from .packing.options import PlanOptions as PlanOptions
@@ -161,6 +163,7 @@ _HOMES = {
     "drop": "packing.drop",
     "explain": "tuning.explain",
     "export": "packing.export",
+    "gc": "packing.gc",
     "index": "packing.index",
     "log": "packing.versions",
     "normalize": "loader.normalize",

@@ -289,6 +289,8 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
             keys = np.empty(len(self), object)
             keys[:] = self.keys()
             return keys
+        if not isinstance(name, str):
+            raise OptionError(f"columns: expected the name of one field, got {name!r}")
         scalars = {name: kind for name, kind in self.manifest.schema.fields if kind in EMPTY}
         if name not in scalars:
             kind = dict(self.manifest.schema.fields).get(name)

@@ -167,6 +167,8 @@ def test_columns_of_every_width(packed: Packed) -> None:
         raw.columns("N")
     with pytest.raises(OptionError, match="no column is called 'text'; there are n, x"):
         raw.columns("text")
+    with pytest.raises(OptionError, match=r"expected the name of one field, got \['n'\]"):
+        raw.columns(["n"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind, value", [("bool", True), ("float", 0.5), ("int", 3)])
