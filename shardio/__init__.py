@@ -13,6 +13,7 @@ Pack
 Train
     ShardDataset       Stream a dataset, shuffled, to DataLoader or ShardLoader.
     Order              Choose the spans and units that its order is cut into.
+    Skip               Choose how many records that cannot be read may be skipped.
     Storage            Say where its data lies, and how far stored bytes are trusted.
     ShardLoader        Make batches ahead, in processes and threads: the fast path.
     RandomResizedCrop  Crop a random part of each image, for training.
@@ -85,6 +86,7 @@ from .errors import OptionError as OptionError
 from .errors import RowError as RowError
 from .errors import SampleError as SampleError
 from .errors import ShardioError as ShardioError
+from .errors import SkipError as SkipError
 from .errors import SourceChangedError as SourceChangedError
 from .errors import SourceError as SourceError
 from .errors import StateError as StateError
@@ -101,6 +103,7 @@ if TYPE_CHECKING:
     from .dataset.encoded_crops import EncodedCrops as EncodedCrops
     from .dataset.sequence import open as open
     from .dataset.shard_dataset import ShardDataset as ShardDataset
+    from .dataset.skipping import Skip as Skip
     from .images.transforms import CenterCrop as CenterCrop
     from .images.transforms import RandomResizedCrop as RandomResizedCrop
     from .loader.device import prefetch as prefetch
@@ -150,6 +153,7 @@ _HOMES = {
     "ShardDataset": "dataset.shard_dataset",
     "ShardLoader": "loader.shard_loader",
     "RayExecutor": "packing.ray_executor",
+    "Skip": "dataset.skipping",
     "SourceOptions": "packing.options",
     "Storage": "storage.options",
     "Writer": "packing.writer",

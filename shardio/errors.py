@@ -15,6 +15,7 @@
     |- DecodeError                 the bytes are intact, but are no image that can be decoded
     |- CollateError                samples do not stack to a batch
     |- StateError (ValueError)     a saved state does not fit this dataset, or these options
+    |- SkipError                   more records were skipped than on_error allows
     |- EpochError                  the epoch changed, or was read, in a way that breaks its order
     |- RowError                    where an error was raised; the cause of that error
     `- WorkerError (RuntimeError)  who makes batches died, hung, or raised what is no Exception
@@ -88,6 +89,10 @@ class CollateError(ShardioError):
 
 class StateError(ShardioError, ValueError):
     """Report a saved state that does not fit."""
+
+
+class SkipError(ShardioError):
+    """Report that more records were skipped than on_error allows."""
 
 
 class EpochError(ShardioError):

@@ -13,6 +13,7 @@ Its files:
     ranks          who reads an epoch together
     reader         open shards
     record_reader  one consumer's share: its rows, their items, its batches
+    skipping       records that cannot be read: what fills their rows, and who lists them
     fetch          the rows of each batch, and what is read ahead of them
     buffering      where bytes wait: page cache or process
     window         the windows of the spans, as they move on

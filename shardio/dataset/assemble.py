@@ -119,7 +119,7 @@ class Assembler:
             finally:
                 work.out = None  # or it would keep the batch
         if self._exact:
-            item = mark(item, i < rows.valid)
+            item = mark(item, i < rows.valid and not work.filled)
         return item if columns is None else columns.place(i, item)
 
     def _items(self, rows: BatchRows, work: Progress, columns: Columns | None) -> Iterator[Any]:

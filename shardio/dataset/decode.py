@@ -57,12 +57,14 @@ class Progress:
     read, decoded  when each was done, by time.perf_counter
     out            a built-in transform writes its result there, where it fits: (H, W, 3) uint8
     note           told (number, read, key) of each record that it begins; None: nobody asks
+    filled         the last item is of another record than that of its row, which was skipped
     """
 
-    __slots__ = ("decoded", "key", "note", "number", "out", "read")
+    __slots__ = ("decoded", "filled", "key", "note", "number", "out", "read")
 
     def __init__(self) -> None:
         self.number = -1  # of the record in the dataset
+        self.filled = False
         self.key = b""
         self.read = self.decoded = 0.0
         self.out: Any = None

@@ -13,7 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
-from itertools import pairwise, repeat, starmap
+from itertools import chain, pairwise, repeat, starmap
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -35,7 +35,7 @@ from .buffering import (
     choose_policy,
     requests_of_spans,
 )
-from .reader import Reader, Row, ShardRows
+from .reader import Reader, Row, ShardRows, UnopenedShard
 from .window import NO_ROWS, NUMBER, DrawnPieces, DrawnRows, Pieces, Span
 
 
@@ -142,9 +142,39 @@ class Fetch:
                 last, shard = at, self.reader.shard(at, self.policy.scattered)
             yield number, shard, record, held
 
+    @property
+    def rank_rows(self) -> int:
+        """Return the records that one rank reads in this pass, or a few more."""
+        ranks = getattr(self.partition, "world_size", 1)
+        return -(-self.partition.epoch.records // ranks)
+
+    def following(self, row: Row) -> Iterator[Row]:
+        """Yield the records that follow that of a row: of its shard, round, then of the next ones.
+
+        Of those that the epoch is of. Which they are, no worker and no rank changes.
+        """
+        number = row[0]
+        first, shards = self.reader.locate(number)[0], len(self._starts) - 1
+        for at in chain(range(first, shards), range(first)):
+            begin, end = self._starts[at : at + 2].tolist()
+            places = np.arange(begin, end)
+            numbers = places if self._selection is None else self._selection.at(places)
+            if at == first:
+                split = int(np.searchsorted(numbers, number))
+                numbers = np.concatenate((numbers[split + 1 :], numbers[:split]))
+            shard = self.reader.shard(at, self.policy.scattered)
+            start = int(self.reader.starts[at])
+            for other in numbers.tolist():
+                yield other, shard, other - start, None
+                if isinstance(shard, UnopenedShard):
+                    break  # none of it can be read
+
     def shard(self, number: int) -> Shard:
-        """Give a shard, opened with the advice that these reads need."""
-        return self.reader.shard(number, self.policy.scattered)
+        """Give a shard, opened with the advice that these reads need. Raises DamageError."""
+        shard = self.reader.shard(number, self.policy.scattered)
+        if isinstance(shard, UnopenedShard):
+            raise shard.error
+        return shard
 
     def parts(self, rows: Rows) -> list[ShardRows]:
         """Sort these rows by shard, in storage order, to be read many at a time."""

@@ -55,6 +55,7 @@ class Mixture(Stream):
         encoded = [frozenset(dataset.encoded_fields) for dataset in self._datasets]
         self.encoded_fields = frozenset.intersection(*encoded)
         self.device_crop = first.device_crop
+        self.skips = tuple(one for dataset in self._datasets for one in dataset.skips)
         records = [dataset.records for dataset in self._datasets]
         self._pattern = Pattern(whole_slots(records if weights is None else weights, records))
         self.length = epoch_rows(

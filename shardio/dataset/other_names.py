@@ -83,8 +83,8 @@ _TABLE = {
     "validate_hash": "leave it out; every record is checked when it is read",
     "verification_mode": "leave it out; every record is checked, and `shardio verify` checks all",
     "empty_check allow_empty": "leave it out; a dataset without records has no batches",
-    "handler on_error": "leave it out; a damaged record is an error, and `shardio pack --on-error "
-    "skip` leaves out bad files",
+    "handler": 'give on_error="skip", which fills the rows of bad records, and lists these; '
+    "`shardio pack --on-error skip` leaves out bad files",
     "loader item_loader serializers": "give decode=, a function of the stored bytes too; "
     + _PACKED.removeprefix("leave it out; "),
     "features select_files rename_files by_column columns": "give fields=, the names that `shardio "

@@ -22,6 +22,7 @@ from .decode import Progress
 from .encoded import Empty
 from .epoch_state import EpochState, Ticket
 from .ranks import Consumers
+from .skipping import Skips
 
 
 class BatchRows(Protocol):
@@ -137,6 +138,7 @@ class Component(BatchReader, Protocol):
 
     given_ranks: tuple[int, int] | None  # rank and world size, where the user said them
     label_names: Sequence[str] | None  # of labels as they are stored; None: not known
+    skips: tuple[Skips, ...]  # what notes its records that cannot be read; (): they raise
 
     @property
     def structure(self) -> Any:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -77,6 +77,7 @@ class Reader:
     limit     shards that are open at once; default: as many as the process can spare
     excluded  the numbers of the records that were dropped; default: as the manifest says
     wanted    as `want` has it
+    tolerant  a shard that is damaged opens, and raises when it is read
     """
 
     def __init__(
@@ -89,7 +90,9 @@ class Reader:
         limit: int | None = None,
         excluded: Int64s | None = None,
         wanted: frozenset[str] | None = None,
+        tolerant: bool = False,
     ) -> None:
+        self.tolerant = tolerant
         self.index = storage  # of the manifest and the indexes
         self.storage = storage if root is None else root
         self.manifest = manifest
@@ -112,13 +115,13 @@ class Reader:
     def __reduce__(self) -> tuple[Any, ...]:
         more = {"root": self.storage, "verify": self._opening.verify, "limit": self.limit}
         more["excluded"] = self.dropped
-        more["wanted"] = self._opening.wanted
+        more["wanted"], more["tolerant"] = self._opening.wanted, self.tolerant
         return partial(Reader, **more), (self.index, self.manifest)  # type: ignore[arg-type]
 
     def of_version(self, manifest: Manifest) -> Reader:
         """Return a reader of another version of the dataset. Raises DamageError."""
         root, verify = self.storage, self._opening.verify
-        own = {"root": root, "verify": verify, "limit": self.limit}
+        own = {"root": root, "verify": verify, "limit": self.limit, "tolerant": self.tolerant}
         return Reader(self.index, manifest, **own, wanted=self._opening.wanted)  # type: ignore[arg-type]
 
     def want(self, fields: Iterable[str] | None) -> None:
@@ -212,6 +215,19 @@ class Reader:
         shard = int(np.searchsorted(self.starts, number, side="right")) - 1
         return shard, number - int(self.starts[shard])
 
+    def key_of(self, number: int) -> bytes:
+        """Return the key of a record, by its number in the dataset. Raises DamageError.
+
+        "?" of one whose key cannot be read, where shards that are damaged open.
+        """
+        shard, record = self.locate(number)
+        try:
+            return self.shard(shard).key(record)
+        except DamageError:
+            if not self.tolerant:
+                raise
+            return b"?"
+
     def number(self, place: int) -> int:
         """Return the number of a record, by its place among those that were not dropped."""
         remaining = self.remaining
@@ -232,12 +248,7 @@ class Reader:
             known = self._opened.get(place)
             if known is None:
                 info = self.manifest.shard(number)
-                try:
-                    known = self._open(info)
-                except FileNotFoundError:
-                    raise DamageError(
-                        self.manifest.missing(info, self.index, self.storage)
-                    ) from None
+                known = self._opened_shard(info)
                 if place < 0:
                     known.scattered()
                 opened = self._opened
@@ -245,6 +256,18 @@ class Reader:
                 while len(opened) > self.limit or (len(opened) > 1 and self._too_large(known)):
                     opened.popitem(last=False)
             return known
+
+    def _opened_shard(self, info: ShardInfo) -> Shard:
+        try:
+            try:
+                return self._open(info)
+            except FileNotFoundError:
+                missing = self.manifest.missing(info, self.index, self.storage)
+                raise DamageError(missing) from None
+        except DamageError as error:
+            if not self.tolerant:
+                raise
+            return cast(Shard, UnopenedShard(info, error))
 
     def _too_large(self, newest: Shard) -> bool:
         """Say whether open shards that are in memory as a whole take more than they may."""
@@ -267,21 +290,57 @@ class Reader:
 
 
 def open_reader(
-    path: str | os.PathLike[str], split: str | None, options: Storage, version: str | None = None
+    path: str | os.PathLike[str],
+    split: str | None,
+    options: Storage,
+    version: str | None = None,
+    *,
+    tolerant: bool = False,
 ) -> Reader:
     """Open the dataset at a path, or the one of that split within it; a version of it, or as it is.
 
+    tolerant: as of Reader.
+
     Raises NotPackedError, DamageError, VersionError, OptionError.
     """
-    return open_index(choose_split(locate(path, options), split), options, version)
+    return open_index(choose_split(locate(path, options), split), options, version, tolerant)
 
 
-def open_index(index: Location, options: Storage, version: str | None = None) -> Reader:
+def open_index(
+    index: Location, options: Storage, version: str | None = None, tolerant: bool = False
+) -> Reader:
     """Open the dataset whose manifest lies in a location. Raises as `open_reader` does."""
     root = None if options.root is None else locate(options.root, options)
     if root is not None and not root.exists(""):
         raise OptionError(f"root is {printable(root.url, 4096)}: there is no such directory")
-    return Reader(index, load_version(index, version), root=root, verify=options.verify_open)
+    one, verify = load_version(index, version), options.verify_open
+    return Reader(index, one, root=root, verify=verify, tolerant=tolerant)
+
+
+class UnopenedShard:
+    """Stand for a shard that cannot be opened, so that each of its records is skipped."""
+
+    memory = 0
+
+    def __init__(self, info: ShardInfo, error: DamageError) -> None:
+        self.name, self.records, self.error = info.name, info.records, error
+        self.sizes = np.broadcast_to(np.int64(0), info.records)
+
+    def hold(self, start: int, stop: int) -> list[bytes | None]:
+        """Return that nothing is held of these records."""
+        return [None] * (stop - start)
+
+    def will_need(self, start: int, stop: int, *, keep: bool = False) -> None:
+        """Do nothing: there is nothing to announce."""
+
+    def scattered(self) -> None:
+        """Do nothing: there is nothing to read."""
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise self.error
 
 
 class ManifestInfo:

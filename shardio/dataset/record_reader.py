@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import perf_counter
 from typing import Any
 
+from ..errors import DamageError
 from ..formats.sample import give_text_key
 from ..names import KEY
 from ..order import rng
@@ -16,6 +18,7 @@ from .encoded import Empty
 from .fetch import Fetch, Rows
 from .protocol import ShareReader
 from .reader import Row, read
+from .skipping import SkippingPass, Skips
 
 
 class RecordReader(ShareReader):
@@ -26,6 +29,7 @@ class RecordReader(ShareReader):
     whole        makes batches as a whole, where it can; None: nothing does
     record_name  gives the name of a record in messages, by its number
     hands_out    whether items go to foreign code
+    skips        notes records that cannot be read, whose rows others fill; None: they raise
     """
 
     def __init__(
@@ -35,10 +39,11 @@ class RecordReader(ShareReader):
         whole: Pixels | EncodedBatches | None,
         record_name: Callable[[int], str],
         hands_out: bool,
+        skips: Skips | None = None,
     ) -> None:
         self._begin, self._decoder, self._whole = fetch, decoder, whole
         self.record_name = record_name
-        self._hands_out = hands_out
+        self._hands_out, self._skips = hands_out, skips
 
     def __iter__(self) -> Iterator[Rows]:
         """Begin to read, and iterate over the rows of each batch."""
@@ -46,7 +51,11 @@ class RecordReader(ShareReader):
         epoch = fetch.partition.epoch
         self._seed, self._epoch = epoch.seed, epoch.epoch
         self._make_batch = None if self._whole is None else self._whole.begin(fetch)
-        return iter(fetch)
+        if self._skips is None:
+            return iter(fetch)
+        skipping = SkippingPass(self._skips, epoch.epoch, fetch.rank_rows, fetch.following)
+        self.make = partial(skipping.make, self.make)  # type: ignore[method-assign]
+        return skipping.of(fetch)
 
     def rows(self, batch: Rows) -> Iterator[Row]:
         """Iterate over the rows of a batch, in order."""
@@ -69,7 +78,14 @@ class RecordReader(ShareReader):
 
     def whole(self, batch: Rows, empty: Empty) -> Any:
         """Make a batch as collating its items would; None: it cannot be made so."""
-        return None if self._make_batch is None else self._make_batch(batch, empty)
+        if self._make_batch is None:
+            return None
+        try:
+            return self._make_batch(batch, empty)
+        except DamageError:
+            if self._skips is None:
+                raise
+            return None  # one by one
 
     def names(self, batch: Rows) -> list[str]:
         """Return the names of a batch's records in messages."""

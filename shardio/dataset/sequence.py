@@ -45,7 +45,7 @@ _BATCHED = "give it to DataLoader, or use ShardDataset, which streams in an orde
 _OF_SHARD_DATASET = """
 root remote local cache_dir cache_limit cache_size max_cache_size name revision storage_options
 session_options token download_timeout download_retry validate_hash verification_mode empty_check
-allow_empty keep_zip is_valid_file features columns return_index on_error handler data_dir
+allow_empty keep_zip is_valid_file features columns return_index data_dir
 data_files input_dir urls dataset
 """
 _OTHERS = {
@@ -55,6 +55,11 @@ _OTHERS = {
         ["batch_size", "shuffle", "num_workers", "sampler", "collate_fn", "order"], _BATCHED
     ),
     "loader": "give decode=, a function of the stored bytes too",
+    **dict.fromkeys(
+        ["handler", "on_error"],
+        "read record after record by data[i], and catch DamageError and DecodeError; or use "
+        'ShardDataset(on_error="skip")',
+    ),
     "where": "give torch.utils.data.Subset the indices that you want; data.targets has the labels",
 }
 _AHEAD = 16  # shards whose ends are asked for ahead, by URL

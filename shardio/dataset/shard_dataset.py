@@ -39,7 +39,8 @@ from .ranks import Consumers
 from .reader import ManifestInfo, open_reader
 from .record_reader import RecordReader
 from .sequence import choose_where
-from .stream import Stream
+from .skipping import Skip, choose_skips
+from .stream import OrderInfo, Stream
 from .versions import check_identity, named_version, version_of_state
 
 _EACH = "give it to each dataset of the mixture"
@@ -60,7 +61,27 @@ _OTHERS_OF_MIX = {
 }
 
 
-class ShardDataset(ManifestInfo, Stream):
+class ShuffleInfo(OrderInfo):
+    """Give the options of the order of one dataset, too."""
+
+    @property
+    def shuffle_buffer(self) -> int | None:
+        """Return the records of the window, 1 without a shuffle; None: all of them."""
+        return self.options.shuffle_buffer
+
+    @property
+    def shuffle(self) -> bool:
+        """Return True if it shuffles; False: every pass comes in the order of the index."""
+        return self.options.shuffle
+
+    @property
+    def order(self) -> Order:
+        """Return how an epoch is cut: no field is None."""
+        options = self.options
+        return Order(spans=options.spans, unit=options.unit, nodes=options.nodes)
+
+
+class ShardDataset(ManifestInfo, ShuffleInfo, Stream):
     """Stream a packed dataset, in an order that only (seed, epoch) and the options below decide.
 
     path               the packed directory, or its URL
@@ -100,6 +121,10 @@ class ShardDataset(ManifestInfo, Stream):
                        or a function of the column: {"label": ["cat", "dog"]}; also by `__key__`
     order              a shardio.Order: the number of spans of an epoch, the size of units, and the
                        number of machines that keep to shards of their own
+    on_error           "raise"; "skip": a record that is damaged, or cannot be decoded, or for which
+                       a function of yours raises, is listed in `skipped`, and its row is filled by
+                       the record that follows in its shard; up to 1 % of a rank's records in a
+                       pass. Or a shardio.Skip, which says how many, and names a file for the list
     storage            a shardio.Storage: where the data lies, memory for records on network file
                        systems, and how far the stored bytes are trusted
 
@@ -108,7 +133,7 @@ class ShardDataset(ManifestInfo, Stream):
     several ranks, call `set_epoch(e)` before each `iter()`.
 
     Raises NotPackedError, DamageError, VersionError, OptionError; StateError when a state does not
-    fit; while iterating also StorageError, DecodeError, CollateError, EpochError.
+    fit; while iterating also StorageError, DecodeError, CollateError, EpochError, SkipError.
     """
 
     @refuse_options("ShardDataset", OTHER_NAMES)
@@ -133,11 +158,14 @@ class ShardDataset(ManifestInfo, Stream):
         world_size: int | None = None,
         where: Mapping[str, Any] | None = None,
         order: Order | None = None,
+        on_error: str | Skip = "raise",
         storage: Storage | None = None,
     ) -> None:
         cut = check_group("order", order, Order)
         stored = check_group("storage", storage, Storage)
-        self.reader = open_reader(path, split, stored, version)
+        skips = choose_skips(on_error)
+        self.skips = () if skips is None else (skips,)
+        self.reader = open_reader(path, split, stored, version, tolerant=skips is not None)
         self._decoder = Decoder(
             self.manifest.schema,
             fields=fields,
@@ -227,22 +255,6 @@ class ShardDataset(ManifestInfo, Stream):
         """Return where the dataset lies, as messages name it."""
         return self.reader.index.url
 
-    @property
-    def shuffle_buffer(self) -> int | None:
-        """Return the records of the window, 1 without a shuffle; None: all of them."""
-        return self.options.shuffle_buffer
-
-    @property
-    def shuffle(self) -> bool:
-        """Return True if it shuffles; False: every pass comes in the order of the index."""
-        return self.options.shuffle
-
-    @property
-    def order(self) -> Order:
-        """Return how an epoch is cut: no field is None."""
-        options = self.options
-        return Order(spans=options.spans, unit=options.unit, nodes=options.nodes)
-
     def __repr__(self) -> str:
         size = "" if self.batch_size is None else f", batch_size={self.batch_size}"
         chosen = f"{self.records:,} of " if self.is_subset else ""
@@ -297,12 +309,13 @@ class ShardDataset(ManifestInfo, Stream):
             machines=consumers.machines,
             batched_reads=self.batched_reads,
         )
-        return RecordReader(fetch, self._decoder, self._whole, self.record_name, hands_out)
+        skips = self.skips[0] if self.skips else None
+        own = self._decoder, self._whole, self.record_name
+        return RecordReader(fetch, *own, hands_out, skips)
 
     def record_name(self, number: int) -> str:
         """Return the name of a record in messages, by its number."""
-        shard, record = self.reader.locate(number)
-        return record_name(number, self.reader.shard(shard).key(record))
+        return record_name(number, self.reader.key_of(number))
 
     @property
     def item_fields(self) -> tuple[str, ...] | None:

@@ -41,6 +41,7 @@ from .epoch_state import EpochState, Ticket, starting_iterator
 from .iteration import STREAMS, Iteration, MakeBatches, new_ticket, steps_of
 from .protocol import ShareReader
 from .ranks import Consumers, resolve_ranks
+from .skipping import SkippedInfo
 from .stateful import STATE, check_state, state_of_workers
 
 
@@ -48,7 +49,28 @@ def _nothing() -> None:
     return None
 
 
-class Stream(IterableDataset[Any]):
+class OrderInfo:
+    """Give the options of an order, under the names by which they are given."""
+
+    options: Options
+
+    @property
+    def batch_size(self) -> int | None:
+        """Return the rows of a batch; None: samples are handed out one by one."""
+        return self.options.batch_size
+
+    @property
+    def tail(self) -> Tail:
+        """Return the treatment of the rows that fill no batch on every rank."""
+        return self.options.tail
+
+    @property
+    def seed(self) -> int:
+        """Return the seed of the order."""
+        return self.options.seed
+
+
+class Stream(OrderInfo, SkippedInfo, IterableDataset[Any]):
     """Be the base of ShardDataset and of mixtures: epoch, ranks, resuming, iteration."""
 
     def __init__(
@@ -117,21 +139,6 @@ class Stream(IterableDataset[Any]):
         return self.batch_size is None or ragged_fields(self.collate_fn) is None
 
     # --- what users call ---
-
-    @property
-    def batch_size(self) -> int | None:
-        """Return the rows of a batch; None: samples are handed out one by one."""
-        return self.options.batch_size
-
-    @property
-    def tail(self) -> Tail:
-        """Return the treatment of the rows that fill no batch on every rank."""
-        return self.options.tail
-
-    @property
-    def seed(self) -> int:
-        """Return the seed of the order."""
-        return self.options.seed
 
     @property
     def records(self) -> int:
@@ -306,6 +313,7 @@ class Stream(IterableDataset[Any]):
         epochs = self._epochs
         if epochs.owner != os.getpid() and get_worker_info() is None:
             self._epochs = epochs = epochs.detached()
+            self.adopt_skips()
         return epochs
 
     def ranks(self) -> tuple[int, int]:

@@ -151,7 +151,8 @@ def _python(block: Block, shown: str | None, names: dict[str, Any]) -> None:
     printed: dict[int, list[str]] = {}
     names["_print"] = lambda line, *args, **more: _print(said, printed, line, *args, **more)
     with contextlib.redirect_stdout(said), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        for message in ("This DataLoader will create", ".* skipped in epoch"):
+            warnings.filterwarnings("ignore", message=message)
         try:
             exec(compile(code, str(ROOT / block.page), "exec"), names)
         except Exception as error:

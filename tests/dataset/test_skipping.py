@@ -1,0 +1,366 @@
+"""Records that cannot be read are skipped: what fills their rows, what is listed, when it ends.
+
+`filled` says anew which record fills the row of one that is bad. No other row may move.
+"""
+
+import copy
+import functools
+import json
+import os
+import pickle
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Collection
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import LIMIT_S
+from support.reading import drain
+from support.small_datasets import flip, jpeg, make, shard_files
+from torch.utils.data import DataLoader
+
+import shardio
+from shardio import (
+    DamageError,
+    OptionError,
+    ShardDataset,
+    ShardLoader,
+    Skip,
+    SkipError,
+    StorageError,
+)
+
+COUNTS = [23, 0, 41, 3, 30]
+STARTS = [0, 23, 23, 64, 67, 97]
+N = sum(COUNTS)
+ROUNDS = [range(a, b) for a, b in pairwise(STARTS)]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* skipped in epoch"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:The JPEGs of this dataset"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make(tmp_path / "packed", COUNTS, image=jpeg)
+
+
+def key(number: int) -> str:
+    return f"k/{number:06d}.jpg"
+
+
+def spoil(folder: Path, numbers: Collection[int]) -> None:
+    """Change a byte of the image of each of these records."""
+    reader = ShardDataset(folder, decode=None).reader
+    for number in numbers:
+        shard, record = reader.locate(number)
+        flip(shard_files(folder)[shard], reader.shard(shard).offset(record) + 60)
+
+
+def filled(number: int, bad: Collection[int], chosen: Collection[int] = range(N)) -> int:
+    """The record that fills a row: the next good one of its shard, round, or of the next shards."""
+    at = next(i for i, shard in enumerate(ROUNDS) if number in shard)
+    own = [n for n in ROUNDS[at] if n in chosen]
+    own = [n for n in own if n > number] + [n for n in own if n <= number]
+    others = [n for shard in (*ROUNDS[at + 1 :], *ROUNDS[:at]) for n in shard if n in chosen]
+    return next(n for n in (*own, *others) if n not in bad)
+
+
+def numbers(batches: list[Any]) -> list[list[int]]:
+    return [[int(name[2:8]) for name in batch["__key__"]] for batch in batches]
+
+
+def read(folder: Path, loader: str = "in this process", **options: Any) -> tuple[list[Any], Any]:
+    """Read an epoch, and return its batches and the dataset."""
+    given: dict[str, Any] = {"batch_size": 8, "decode": None} | options
+    dataset = ShardDataset(folder, **given)
+    return drain(loader_of(dataset, loader)), dataset
+
+
+def loader_of(dataset: Any, loader: str) -> Any:
+    if loader == "in this process":
+        return dataset
+    kind, _, how = loader.partition(" ")
+    if kind == "ShardLoader":
+        return ShardLoader(dataset, num_workers=int(how))
+    context = how if how in ("fork", "spawn") else None
+    return DataLoader(dataset, None, num_workers=2, multiprocessing_context=context)
+
+
+LOADERS = ["in this process", "DataLoader fork", "ShardLoader 0", "ShardLoader 2"]
+MANY = Skip(most=N)
+
+
+@pytest.mark.parametrize(
+    ("loader", "decode"),
+    [
+        *((loader, decode) for loader in LOADERS for decode in (None, "numpy")),
+        ("in this process", "pil"),
+        ("DataLoader spawn", "numpy"),
+    ],
+)
+def test_rows_of_bad_records_are_filled_and_no_other_moves(
+    folder: Path, loader: str, decode: Any
+) -> None:
+    options: dict[str, Any] = {"decode": decode, "fields": ("__key__", "image", "label")}
+    if decode == "pil":
+        options["transform"] = shardio.CenterCrop(8)
+    good = read(folder, **options)[0]
+    bad = {0, 22, 23, 40, 41, 42, 64, 65, 66}  # the last three: a whole shard
+    spoil(folder, bad)
+    with pytest.raises(DamageError):
+        read(folder, **options)
+    found, dataset = read(folder, loader, on_error=MANY, **options)
+    before = {int(name[2:8]): (b, i) for b, one in enumerate(good) for i, name in enumerate(one[0])}
+    assert len(found) == len(good)
+    for mine, was in zip(found, good, strict=True):
+        for i, name in enumerate(was[0]):
+            number = int(name[2:8])
+            b, j = before[filled(number, bad) if number in bad else number]
+            assert mine[0][i] == good[b][0][j] and mine[2][i] == good[b][2][j]
+            if decode is None:
+                assert bytes(mine[1][i]) == bytes(good[b][1][j])
+            else:
+                assert (mine[1][i] == good[b][1][j]).all()
+    listed = dataset.skipped
+    assert {one.number for one in listed} == bad  # those of a tail once more, perhaps
+    for one in listed:
+        shard, record = dataset.reader.locate(one.number)
+        assert (one.key, one.record, one.epoch) == (key(one.number), record, 0)
+        assert one.shard.endswith(shard_files(folder)[shard].name)
+        assert one.error.startswith("DamageError: ") and key(one.number) in str(one)
+
+
+def test_what_fills_a_row_is_of_those_that_were_chosen(folder: Path) -> None:
+    spoil(folder, {30, 31, 33})
+    chosen = [n for n in range(N) if n % 3 == 0 or n == 31]
+    dataset = ShardDataset(folder, batch_size=8, decode=None, on_error=MANY).select(chosen)
+    rows = [n for batch in numbers([*dataset]) for n in batch]
+    assert 30 not in rows and 31 not in rows and 33 not in rows
+    assert rows.count(filled(33, {30, 31, 33}, chosen)) >= 4  # its own, and those of three
+    assert {one.number for one in dataset.skipped} == {30, 31, 33}
+
+
+def raising(numbers: Collection[int], error: type[BaseException], sample: Any) -> Any:
+    if int(sample["__key__"][2:8]) in numbers:
+        raise error("of a user")
+    return sample
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("error", [ValueError, StopIteration, OSError])
+def test_what_a_users_function_raises_is_skipped(folder: Path, loader: str, error: Any) -> None:
+    own = functools.partial(raising, {5, 50}, error)
+    good, _ = read(folder)
+    found, dataset = read(folder, loader, map=own, on_error=MANY)
+    expected = [[filled(n, {5, 50}) if n in (5, 50) else n for n in b] for b in numbers(good)]
+    assert numbers(found) == expected
+    assert {(one.number, one.error) for one in dataset.skipped} == {
+        (5, f"{error.__name__}: of a user"),
+        (50, f"{error.__name__}: of a user"),
+    }
+
+
+@pytest.mark.parametrize("error", [MemoryError, StorageError, OptionError])
+def test_what_is_not_of_a_record_is_never_skipped(folder: Path, error: Any) -> None:
+    with pytest.raises(error, match="of a user"):
+        read(folder, map=functools.partial(raising, {5}, error), on_error=MANY)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_images_that_cannot_be_decoded_are_skipped(tmp_path: Path, loader: str) -> None:
+    bad = {7, 60}
+    folder = make(tmp_path, COUNTS, image=lambda i: b"no image" if i in bad else jpeg(i))
+    found, dataset = read(folder, loader, decode="numpy", on_error=MANY)
+    rows = [n for batch in numbers(found) for n in batch]
+    assert bad.isdisjoint(rows) and {one.number for one in dataset.skipped} == bad
+    assert all(one.error.startswith("DecodeError") for one in dataset.skipped)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("how", ["gone", "header", "index", "cut"])
+def test_a_shard_that_does_not_open_is_filled_from_the_next(
+    folder: Path, loader: str, how: str
+) -> None:
+    path = shard_files(folder)[2]
+    good = numbers(read(folder)[0])
+    if how == "gone":
+        path.unlink()
+    elif how == "cut":
+        os.truncate(path, path.stat().st_size // 2)
+    else:
+        flip(path, 20 if how == "header" else path.stat().st_size - 100)
+    found, dataset = read(folder, loader, on_error=MANY)
+    bad = {*ROUNDS[2]}
+    assert numbers(found) == [[64 if n in bad else n for n in batch] for batch in good]
+    assert {one.number for one in dataset.skipped} == bad
+    assert {one.key for one in dataset.skipped} == {""}
+
+
+def test_valid_is_false_where_a_row_was_filled(folder: Path) -> None:
+    bad = {3, 33}
+    good, _ = read(folder, tail="exact")
+    spoil(folder, bad)
+    for loader in ("in this process", "ShardLoader 2"):
+        found, _ = read(folder, loader, tail="exact", on_error=MANY)
+        for mine, was, row in zip(found, good, numbers(good), strict=True):
+            expected = [bool(v) and n not in bad for v, n in zip(was["valid"], row, strict=True)]
+            assert mine["valid"].tolist() == expected
+
+
+def test_a_run_that_goes_on_skips_the_same(folder: Path) -> None:
+    bad = set(random.Random(1).sample(range(N), 12))
+    spoil(folder, bad)
+    whole = numbers(read(folder, on_error=MANY)[0])
+    dataset = ShardDataset(folder, batch_size=8, decode=None, on_error=MANY)
+    for done in (1, 5):
+        state = dataset.state_dict(steps=done)
+        other = ShardDataset(folder, batch_size=8, decode=None, on_error=MANY)
+        other.load_state_dict(state)
+        assert numbers([*DataLoader(other, None, num_workers=2)]) == whole[done:]
+    ranks = [
+        numbers([*ShardDataset(folder, batch_size=4, decode=None, on_error=MANY, **own)])
+        for own in ({"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 2})
+    ]
+    assert len(ranks[0]) == len(ranks[1])
+
+
+def test_a_mixture_skips_and_lists(folder: Path, tmp_path: Path) -> None:
+    other = make(tmp_path / "other", [50], image=lambda i: jpeg(1000 + i))
+    parts = [ShardDataset(one, batch_size=8, decode=None) for one in (folder, other)]
+    good = numbers([*ShardDataset.mix(parts, [1, 1], length="last")])
+    spoil(folder, {70, 71})
+    parts = [ShardDataset(one, batch_size=8, decode=None, on_error=MANY) for one in (folder, other)]
+    for loader in ("in this process", "DataLoader fork", "ShardLoader 2"):
+        mixture = ShardDataset.mix([copy.deepcopy(part) for part in parts], [1, 1], length="last")
+        found = numbers([*loader_of(mixture, loader)])
+        assert found == [[72 if n in (70, 71) else n for n in batch] for batch in good]
+        assert {one.number for one in mixture.skipped} == {70, 71}
+
+
+# --- how much -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_one_too_many_ends_the_pass(folder: Path, loader: str) -> None:
+    spoil(folder, {1, 2, 40, 80})
+    for allowed, most in ((4, 4), (4, 0.04), (3, 3), (3, 0.03), (0, 0)):
+        dataset = ShardDataset(folder, batch_size=8, decode=None, on_error=Skip(most=most))
+        if allowed == 4:
+            drain(loader_of(dataset, loader))
+            continue
+        with pytest.raises(SkipError, match=f"on_error allows {allowed}: mend the dataset"):
+            drain(loader_of(dataset, loader))
+        assert allowed < len(dataset.skipped) <= 4
+
+
+@pytest.mark.parametrize("loader", ["in this process", "DataLoader fork", "ShardLoader 2"])
+def test_each_pass_may_skip_as_many(folder: Path, loader: str) -> None:
+    spoil(folder, {1, 2, 40})
+    dataset = ShardDataset(folder, batch_size=8, decode=None, on_error=Skip(most=3))
+    loader_ = loader_of(dataset, loader)
+    for _ in range(3):
+        drain(loader_) if loader != "ShardLoader 2" else [*loader_]
+    assert sorted(one.epoch for one in dataset.skipped) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    evaluation = ShardDataset(
+        folder, batch_size=8, decode=None, shuffle=False, on_error=Skip(most=3)
+    )
+    for _ in range(3):
+        drain(loader_of(evaluation, "in this process"))
+
+
+def test_a_hundred_in_a_row_end_the_pass(tmp_path: Path) -> None:
+    folder = make(tmp_path, [300], image=jpeg)
+    spoil(folder, range(40, 139))
+    options = {"shuffle": False, "on_error": Skip(most=300)}
+    dataset = read(folder, **options)[1]
+    assert len(dataset.skipped) == 99
+    spoil(folder, {139})
+    with pytest.raises(SkipError, match="100"):
+        read(folder, **options)
+
+
+def test_none_that_is_good_is_an_error_that_names_the_first(tmp_path: Path) -> None:
+    folder = make(tmp_path, [5], image=jpeg)
+    spoil(folder, range(5))
+    with pytest.raises(SkipError, match=r"DamageError: .*record \d"):
+        read(folder, on_error=MANY)
+
+
+# --- the list -------------------------------------------------------------------------------------
+
+
+def test_a_file_gets_a_line_for_each(folder: Path, tmp_path: Path) -> None:
+    spoil(folder, {1, 40})
+    log = tmp_path / "skipped.jsonl"
+    _, dataset = read(folder, "DataLoader fork", on_error=Skip(most=9, log=log))
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert sorted(line["number"] for line in lines) == [1, 40] and len(dataset.skipped) == 2
+    assert {*lines[0]} == {"epoch", "number", "key", "shard", "record", "error", "rank"}
+    with pytest.raises(StorageError, match="nowhere"):
+        read(folder, on_error=Skip(log=tmp_path / "nowhere" / "log"))
+
+
+def test_the_end_of_a_pass_says_how_many(folder: Path) -> None:
+    spoil(folder, {1, 40})
+    with pytest.warns(UserWarning, match="2 records skipped in epoch 0, and other records in"):
+        read(folder, on_error=MANY)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read(make(folder.parent / "other", [20], image=jpeg), on_error="skip")
+
+
+def test_copies_and_other_processes_have_lists_of_their_own(folder: Path) -> None:
+    spoil(folder, {1})
+    _, dataset = read(folder, on_error=MANY)
+    assert len(dataset.skipped) == 1
+    twin = copy.deepcopy(dataset)
+    assert twin.skipped == []
+    sent = pickle.dumps(dataset)
+    program = (
+        "import pickle, sys, warnings; warnings.simplefilter('ignore')\n"
+        "dataset = pickle.loads(sys.stdin.buffer.read())\n"
+        "list(dataset); print(len(dataset.skipped))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=sent, capture_output=True, timeout=LIMIT_S
+    )
+    assert (done.stdout, done.returncode) == (b"1\n", 0), done.stderr
+    assert len(dataset.skipped) == 1
+
+
+def test_no_descriptor_is_left(folder: Path) -> None:
+    def descriptors() -> set[str]:
+        return {*os.listdir("/proc/self/fd")} if os.path.isdir("/proc/self/fd") else set()
+
+    read(folder, on_error=MANY)
+    before = descriptors()
+    for _ in range(5):
+        read(folder, on_error=MANY)
+    assert len(descriptors()) <= len(before)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"on_error": "ignore"}, "on_error is 'ignore': expected 'raise', 'skip' or shardio.Skip"),
+        ({"on_error": None}, "on_error is None"),
+    ],
+)
+def test_wrong_options_are_told(folder: Path, options: Any, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        ShardDataset(folder, **options)
+
+
+@pytest.mark.parametrize("most", [-1, 1.5, float("nan"), "1%", None, True])
+def test_a_wrong_number_is_told(most: Any) -> None:
+    with pytest.raises(OptionError, match="most"):
+        Skip(most=most)
+    with pytest.raises(OptionError, match="log is 5: expected the path of a file"):
+        Skip(log=5)  # type: ignore[arg-type]
