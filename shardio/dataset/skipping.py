@@ -14,6 +14,7 @@ import fcntl
 import json
 import math
 import os
+import secrets
 import threading
 import warnings
 import weakref
@@ -106,20 +107,21 @@ class Skips:
 
     def __init__(self, choice: Skip) -> None:
         self.choice = choice
-        self._owner, self._file = 0, _NO_FILE
-        self._lock = threading.Lock()
+        self._owner, self._file, self._name = 0, _NO_FILE, b""
         self.adopt()
 
     def __getstate__(self) -> dict[str, Any]:
         # A process that is started while this one lives has the file by this path.
         path = f"/proc/{os.getpid()}/fd/{self._file}" if self._file >= 0 else ""
-        return {"choice": self.choice, "owner": self._owner, "path": path}
+        return {"choice": self.choice, "owner": self._owner, "path": path, "name": self._name}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.choice, self._owner, self._file = state["choice"], state["owner"], _NO_FILE
-        self._lock = threading.Lock()
-        with contextlib.suppress(OSError):
-            self._keep(os.open(state["path"], os.O_RDWR | os.O_APPEND))
+        self.choice, self._owner = state["choice"], state["owner"]
+        self._file, self._name = _NO_FILE, state["name"]
+        path = state["path"]
+        with contextlib.suppress(OSError):  # it may be long ago, and that of another process now
+            if "memfd:" in os.readlink(path) and _begins(path, self._name):
+                self._keep(os.open(path, os.O_RDWR | os.O_APPEND))
 
     def __deepcopy__(self, memo: Any) -> Skips:
         return Skips(self.choice)
@@ -131,7 +133,15 @@ class Skips:
         """
         if self._owner != os.getpid():
             self._owner = os.getpid()
-            self._keep(_new_list())
+            self._begin()
+
+    def _begin(self) -> None:
+        """Begin a list: a file without a name, to whose end all processes write."""
+        file = anonymous_memory()
+        fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)
+        self._name = b'{"list": "%s"}\n' % secrets.token_hex(16).encode()
+        os.write(file, self._name)
+        self._keep(file)
 
     def _keep(self, file: int) -> None:
         self._file = file
@@ -148,7 +158,7 @@ class Skips:
     def note(self, **values: Any) -> None:
         """Note something, in one write, so that those of several processes do not mix."""
         if self._file < 0:
-            self._keep(_new_list())
+            self._begin()
         os.write(self._file, json.dumps(values).encode() + b"\n")
 
     def skipped(self) -> list[Skipped]:
@@ -272,7 +282,7 @@ class SkippingPass:
             for note in notes:
                 if "begins" in note:
                     self._newest[note["process"]] = note["begins"], note["epoch"]
-                else:
+                elif "of" in note:
                     self._counts[note["of"]] += 1
             newest = self._newest.values()
             return sum(self._counts[one] for one, epoch in newest if epoch == self._epoch)
@@ -281,11 +291,10 @@ class SkippingPass:
 _NO_FILE = -1
 
 
-def _new_list() -> int:
-    """Return a file without a name, to whose end all processes write."""
-    file = anonymous_memory()
-    fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)
-    return file
+def _begins(path: str, data: bytes) -> bool:
+    """Return whether a file begins with these bytes."""
+    with open(path, "rb") as file:
+        return file.read(len(data)) == data
 
 
 def _text(error: BaseException) -> str:

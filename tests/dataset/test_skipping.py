@@ -5,10 +5,12 @@
 
 import copy
 import functools
+import gc
 import json
 import os
 import pickle
 import random
+import re
 import subprocess
 import sys
 import warnings
@@ -335,8 +337,27 @@ def test_copies_and_other_processes_have_lists_of_their_own(folder: Path) -> Non
     assert len(dataset.skipped) == 1
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def test_a_list_of_long_ago_leaves_other_files_alone(folder: Path, tmp_path: Path) -> None:
+    """What a path in a pickle leads to may be another file by then."""
+    dataset = ShardDataset(folder, batch_size=8, decode=None, on_error="skip")
+    sent = pickle.dumps(dataset)
+    (tmp_path / "users").write_bytes(b"precious")
+    for other in (os.open(tmp_path / "users", os.O_RDWR), os.memfd_create("shardio")):
+        os.write(other, b"precious")
+        path = f"/proc/{os.getpid()}/fd/{other}".encode()
+        was = re.search(rb"\x8c.(/proc/\d+/fd/\d+)", sent, re.S)
+        assert was
+        forged = sent.replace(was[0], b"\x8c" + bytes([len(path)]) + path)
+        twin = pickle.loads(forged)
+        twin.skips[0].note(begins="x")
+        assert os.pread(other, 100, 0) == b"precious" and twin.skipped == []
+        os.close(other)
+
+
 def test_no_descriptor_is_left(folder: Path) -> None:
     def descriptors() -> set[str]:
+        gc.collect()
         return {*os.listdir("/proc/self/fd")} if os.path.isdir("/proc/self/fd") else set()
 
     read(folder, on_error=MANY)
