@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final, Generic, TypeVar
 
+from ..dataset.skipping import SkippedInfo
 from ..loader.stats import BatchStats
 from ..storage.ranges import RequestCount
-from ..units import check_int, unexpected
+from ..units import check_int, show_count, unexpected
 from .text import show_seconds
 from .verdict import (
     ALARM,
@@ -63,6 +64,7 @@ class Report:
     stages: dict[str, float]  # seconds a batch in each of STAGES; {} where the loader tells none
     slowest: tuple[BatchStats, ...]  # with the slowest records, the slowest first
     alarm: float  # of the watch
+    skipped: int = 0  # records that on_error="skip" has skipped, in this run so far
 
     @property
     def ratio(self) -> float:
@@ -84,6 +86,8 @@ class Report:
         found["loader/data_over_step"] = self.ratio
         if self.first_s is not None:
             found["loader/first_batch_s"] = self.first_s
+        if self.skipped:
+            found["loader/skipped"] = self.skipped
         return found | {f"loader/{stage}_s": value for stage, value in self.stages.items()}
 
     def __repr__(self) -> str:
@@ -94,9 +98,10 @@ class Report:
         ratio = f"{self.ratio:,.0f}" if self.ratio >= 99.5 else f"{self.ratio:.2g}"
         above = f", above {self.alarm:g}" if self.late else ""
         first = "" if self.first_s is None else f"; first batch {show_seconds(self.first_s)}"
+        skipped = f"; {show_count(self.skipped, 'record')} skipped" if self.skipped else ""
         return (
             f"{_name(self.rank)}batch {self.batch:,}{of}: data {self.data}, step {self.step}, "
-            f"data/step {ratio}{above}{first}"
+            f"data/step {ratio}{above}{first}{skipped}"
         )
 
 
@@ -275,6 +280,8 @@ class _Pass:
         self._first_reported = False
         self._epochs = attribute_of(loader, "dataset", "epochs")  # any loader may be watched
         self._requests = getattr(self._epochs, "requests", None)
+        dataset = attribute_of(loader, "dataset")
+        self._skips = dataset.skips if isinstance(dataset, SkippedInfo) else ()
 
     @property
     def new(self) -> bool:
@@ -318,6 +325,7 @@ class _Pass:
             stages={stage: seconds / totals.batches for stage, seconds in stages.items()},
             slowest=totals.slowest,
             alarm=alarm,
+            skipped=sum(len(skips.skipped()) for skips in self._skips),
         )
 
     def judge(self, alarm: float) -> Verdict:

@@ -318,6 +318,15 @@ def test_the_end_of_a_pass_says_how_many(folder: Path) -> None:
         read(make(folder.parent / "other", [20], image=jpeg), on_error="skip")
 
 
+def test_watch_tells_how_many(folder: Path) -> None:
+    spoil(folder, {1, 40})
+    dataset = ShardDataset(folder, batch_size=8, decode=None, on_error=MANY)
+    lines: list[str] = []
+    for _ in shardio.watch(loader_of(dataset, "DataLoader fork"), every=5, print=lines.append):
+        pass
+    assert any(line.endswith("; 2 records skipped") for line in lines)
+
+
 def test_copies_and_other_processes_have_lists_of_their_own(folder: Path) -> None:
     spoil(folder, {1})
     _, dataset = read(folder, on_error=MANY)
