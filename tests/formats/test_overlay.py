@@ -177,6 +177,15 @@ def test_numbers_that_no_column_holds_are_read_from_their_records(packed: Packed
     assert verify(out).damages == []
 
 
+def test_a_stored_column_does_not_hide_numbers_that_none_holds(packed: Packed) -> None:
+    out = packed([4], classes=None)
+    keys = shardio.open(out, decode=None).keys()
+    annotate(out, {keys[1]: {"label": -1}, keys[2]: {"label": (1 << 64) - 1}})
+    data = shardio.open(out, decode=None)
+    expected = [0, -1, (1 << 64) - 1, 0]
+    assert data.columns("label").tolist() == expected == [sample["label"] for sample in data]
+
+
 @pytest.mark.parametrize(
     ("first", "second", "dtype"),
     [

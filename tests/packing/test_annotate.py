@@ -460,6 +460,7 @@ def test_keys_that_no_record_has_are_refused_or_listed(out: Path) -> None:
         annotate(out, {gone: {"label": 1}})
     done = annotate(out, {keys[0]: {"label": 1}, gone: {"label": 1}}, unknown="ignore")
     assert (done.records, done.unknown) == (1, [gone])
+    assert f"no record has the key '{gone}'" in str(done)
 
 
 def test_records_without_a_row_are_refused_or_none(out: Path) -> None:
