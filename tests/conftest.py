@@ -8,7 +8,8 @@ import sys
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tenth", type=int, choices=range(10), help=text)
 
 
+LONGEST = Path(__file__).resolve().parent / "longest.txt"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out slow and stress tests of another tenth; of many processes, begin what takes long.
+
+    They take a file each at a time. A long file that comes last keeps one of them, alone.
+    """
+    leave_out(config, items)
+    if hasattr(config, "workerinput"):
+        sort_by_length(items, LONGEST.read_text().split())
+
+
+def sort_by_length(items: list[pytest.Item], longest: Sequence[str]) -> None:
+    """Sort tests by files: first those that are known to take long, then those with many tests."""
+    files = {item: item.nodeid.partition("::")[0] for item in items}
+    counts, places = Counter(files.values()), {name: place for place, name in enumerate(longest)}
+    items.sort(key=lambda one: (places.get(files[one], len(places)), -counts[files[one]]))
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the slow and stress tests that are of another tenth."""
     if (tenth := config.getoption("--tenth")) is None:
         return
@@ -54,6 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
     They inherit it, and so does all that they start.
     """
     if not hasattr(config, "workerinput"):
+        config.option.loadscopereorder = False  # xdist's own order: pytest_collection_modifyitems
         config.stash[_GROUND] = Ground()
         config.stash[_GROUND].begin()
 

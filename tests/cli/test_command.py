@@ -1,5 +1,6 @@
 """How commands are declared: texts from docstrings, messages with options as they are typed."""
 
+import re
 import textwrap
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from support.commands import Run
 
 from shardio.cli import parser
-from shardio.cli.command import descriptions, option_rows
+from shardio.cli.command import GROUPS, descriptions, option_rows
 
 
 def test_descriptions_come_from_the_docstrings_tables() -> None:
@@ -32,6 +33,19 @@ def test_descriptions_come_from_the_docstrings_tables() -> None:
     first, second = descriptions([explain, storage]), descriptions([storage, explain])
     assert first["root"] == second["root"] == descriptions([storage])["root"]  # its own row wins
     assert descriptions(["packing.pack:nothing"]) == {}
+
+
+def test_an_option_stands_in_the_group_of_its_name(run: Run) -> None:
+    """Places are arguments, and what no group names is an option of its own command."""
+    said = run("pack", "--help").stdout
+    places = [said.index(f"\n{title}:\n") for title in ("Arguments", *GROUPS) if title in said]
+    assert places == sorted(places)
+    blocks = dict(re.findall(r"^(\S[^\n]*):\n((?: .*\n|\n)+)", said, re.M))
+    assert re.findall(r"^  (\w+)", blocks["Arguments"], re.M) == ["SRC", "OUT"]
+    for title, name in (("Images", "resize"), ("Options", "ignore"), ("Output", "json")):
+        assert [t for t, text in blocks.items() if re.search(rf"^  --{name}\b", text, re.M)] == [
+            title
+        ]
 
 
 @pytest.mark.parametrize(

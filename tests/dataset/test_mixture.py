@@ -94,7 +94,7 @@ def mixtures(draw: Any) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=75, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=mixtures())
 def test_global_rows_are_those_of_the_oracle_for_any_ranks_and_workers(folders, case):
     size, world_size, tail = case["batch_size"] or 1, case["world_size"], case["tail"]
@@ -134,7 +134,7 @@ def test_global_rows_are_those_of_the_oracle_for_any_ranks_and_workers(folders, 
         assert repeated == [alone[i % len(alone)] for i in range(len(repeated))]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=mixtures(), epochs=st.integers(2, 5))
 def test_every_pass_holds_every_record_once_and_goes_on_over_epochs(folders, case, epochs):
     mixture = mixed(

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     weights=st.lists(st.integers(1, 9), min_size=3, max_size=3),
     length=st.sampled_from(["first", 1, 48, 50, 99]),

@@ -48,7 +48,7 @@ laws = st.fixed_dictionaries(
 )
 
 
-@cases(1000)
+@cases(400)
 @given(laws)
 def test_one_order_whoever_reads_it_and_wherever_they_go_on(law: dict[str, Any]) -> None:
     obeyed(law)

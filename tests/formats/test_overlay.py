@@ -13,8 +13,11 @@ from support.small_datasets import ID
 
 import shardio
 from shardio import DamageError, annotate, verify
+from shardio.dataset.reader import Reader
 from shardio.formats import manifest, overlay
 from shardio.formats.record import RecordEncoder
+from shardio.formats.version import load_version
+from shardio.packing.versions import log
 from shardio.storage.location import locate
 
 Packed = Callable[..., Path]
@@ -175,6 +178,38 @@ def test_numbers_that_no_column_holds_are_read_from_their_records(packed: Packed
     assert data.columns("id").tolist() == [-5, 3, 7, None]
     assert [sample["label"] for sample in data] == [0, 1, 2, None]
     assert verify(out).damages == []
+
+
+def test_a_stored_column_does_not_hide_numbers_that_none_holds(packed: Packed) -> None:
+    out = packed([4], classes=None)
+    keys = shardio.open(out, decode=None).keys()
+    annotate(out, {keys[1]: {"label": -1}, keys[2]: {"label": (1 << 64) - 1}})
+    data = shardio.open(out, decode=None)
+    expected = [0, -1, (1 << 64) - 1, 0]
+    assert data.columns("label").tolist() == expected == [sample["label"] for sample in data]
+
+
+def test_rows_whose_values_differ_are_found(packed: Packed) -> None:
+    """Of numbers by the index, where nan is like nan; of others by their bytes."""
+    out, nan = packed([6], classes=None), float("nan")
+    keys = shardio.open(out, decode=None).keys()
+    for values, texts in (
+        ([nan, nan, 1.0, 2.0, None, None], ["a", "b", None, "", None, "x"]),
+        ([nan, 0.5, 1.0, 3.0, None, nan], ["a", "c", None, None, None, "x"]),
+    ):
+        given = zip(keys, values, texts, strict=True)
+        annotate(out, {key: {"v": v, "t": t} for key, v, t in given})
+    annotate(out, {keys[5]: {"label": 9}})
+    versions = [load_version(locate(out), one.id) for one in log(out).versions]
+    label, new, old, none = (Reader(locate(out), one).shard(0) for one in versions)
+    assert [overlay.rows_that_differ(old, new, name) for name in "vt"] == [[1, 3, 5], [1, 3]]
+    assert [overlay.rows_that_differ(new, label, name) for name in ("v", "t", "label")] == [
+        [],
+        [],
+        [5],
+    ]
+    for both in ((none, old), (old, none)):
+        assert overlay.rows_that_differ(*both, "t") == [0, 1, 3, 5]
 
 
 @pytest.mark.parametrize(

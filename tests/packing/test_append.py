@@ -308,7 +308,7 @@ def test_files_of_others_in_place_are_refused(tars: Path, more: Path) -> None:
         append(more, tars)
 
 
-def test_what_cannot_be_packed_is_listed_or_left_out(out: Path, more: Path) -> None:
+def test_what_cannot_be_packed_is_listed_or_left_out(out: Path, source: Path, more: Path) -> None:
     plant(more, {"zebra/bad.jpg": b"no image", "zebra/empty.jpg": b""})
     before = stored(out)
     with pytest.raises(SourceError, match=r"(?s)2 files cannot be packed.*zebra/bad.jpg"):
@@ -324,6 +324,10 @@ def test_what_cannot_be_packed_is_listed_or_left_out(out: Path, more: Path) -> N
     append(more, out, on_error="skip", on_duplicate="skip")
     assert "worse" in (out / "rejected.jsonl").read_text()
     assert (out / "rejected.jsonl").read_text().count("\n") == 3
+    plant(source, {"class0/empty.jpg": b""})  # beside what is all there
+    with pytest.raises(SourceError, match=r"(?s)1 file cannot be packed.*class0/empty.jpg"):
+        append(source, out, on_duplicate="skip")
+    assert append(source, out, on_duplicate="skip", on_error="skip").added == 0
 
 
 # --- interrupted, and at once ---------------------------------------------------------------------

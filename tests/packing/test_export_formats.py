@@ -244,6 +244,19 @@ def test_images_get_the_folder_of_their_class_and_the_ending_of_their_type(tmp_p
     assert (done.records, done.without) == (3, 1)
 
 
+def test_files_from_before_are_counted_where_readers_take_them_along(tmp_path: Path) -> None:
+    pack(plant(tmp_path / "src", {"a/1.jpg": small_datasets.jpeg(1)}), tmp_path / "out", jobs=1)
+    back = plant(tmp_path / "back", {"a/9.jpg": b"9", "b/8.jpg": b"8"})
+    for _ in range(2):  # what it wrote itself is not from before
+        done = export(tmp_path / "out", back, format="imagefolder", overwrite=True)
+        told = f"still in {back}: 2 files from before, such as a/9.jpg; readers take them for files"
+        assert [one for one in done.notes if one.startswith(told)]
+    done = export(tmp_path / "out", tmp_path / "new", format="imagefolder", overwrite=True)
+    assert not any("from before" in one for one in done.notes)
+    done = export(tmp_path / "out", back, format="webdataset", overwrite=True)
+    assert not any("from before" in one for one in done.notes)  # it is read by its shards
+
+
 @pytest.mark.parametrize("name", ["a/b", "", ".", ".."])
 def test_a_class_that_is_no_name_of_a_folder_is_refused(
     packed: Packed, tmp_path: Path, name: str

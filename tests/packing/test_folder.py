@@ -6,6 +6,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support import LIMIT_S, archives, sources
 from support.archives import FORMS, class_tars, tar, write
@@ -13,10 +14,16 @@ from support.conformance import FileSourceConformance, change_file
 from support.trees import environment, images, noise, plant, shardio
 
 from shardio import SourceOptions
-from shardio.errors import SourceChangedError
+from shardio.errors import SourceChangedError, SourceError
 from shardio.packing.sources.archives.extent import extent_of
-from shardio.packing.sources.archives.folder import ArchiveFolder, open_archive
+from shardio.packing.sources.archives.folder import (
+    ArchiveFolder,
+    open_archive,
+    open_folder_of_archives,
+)
 from shardio.packing.sources.archives.inflate import Inflating
+from shardio.packing.sources.files import LOOP, MISSING, DiskFolder
+from shardio.packing.sources.listed_folder import Listed, ListedFolder
 
 pack_one = partial(sources.pack_one, max_records=9)
 
@@ -83,6 +90,78 @@ def test_an_archive_that_changes_while_it_is_read_is_named(form: str, tmp_path: 
             (tmp_path / form).write_bytes(data[: len(data) // 3] * 3 if damage else data)
             for member in members:
                 read(*member)
+
+
+class InMemory(ListedFolder):
+    """Files that are nowhere: a number for each, which is its size and its time."""
+
+    outside = "is outside"
+
+    def __init__(self, paths: str, inner: str = "", **more: list[tuple[bytes, str]]) -> None:
+        super().__init__(b"top", inner.encode())
+        names = [name.encode() for name in paths.split()]
+        numbers = np.arange(1, len(names) + 1)
+        folders = [b"a/", b"a/none/", b"d/", b"d/.hidden/"]
+        self._listed = Listed(names, numbers, numbers * 10, folders, **more)
+
+    @property
+    def listed(self) -> Listed:
+        return self._listed
+
+
+def test_a_folder_among_listed_files_has_its_own_alone() -> None:
+    paths = "a-b/1.jpg a.jpg a/.x/2.jpg a/3.jpg a/b/4.jpg a/b/_5.jpg a0/6.jpg"
+    problems = [(b"a/.x/7.jpg", "is none"), (b"a/7.jpg", "is none"), (b"a/c/8.jpg", "is none")]
+    problems += [(b"a/l", LOOP), (b"z/9.jpg", "is none")]
+    outside = [(b"../9.jpg", "is outside")]
+    folder = InMemory(paths, "a/", problems=problems, outside=outside)
+    assert folder.path == b"top/a"
+    top = folder.top()
+    assert ({*top.folders}, top.files, top.loops, top.ignored) == (
+        {b"b", b"none", b"c"}, [b"3.jpg", b"7.jpg"], [b"l"], [b".x"]
+    )  # fmt: skip
+    walked = folder.walk()
+    assert walked.keys == [b"3.jpg", b"b/4.jpg", b"b/_5.jpg"]
+    assert (walked.sizes.tolist(), walked.mtimes.tolist()) == ([4, 5, 6], [40, 50, 60])
+    assert walked.problems == [
+        *outside,
+        (b"7.jpg", "is none"),
+        (b"c/8.jpg", "is none"),
+        (b"l", LOOP),
+    ]
+    assert walked.ignored == 1
+    seen = folder.look([b"3.jpg", b"./b//4.jpg", b"7.jpg", b"8.jpg", b"../a.jpg", b"/a.jpg"])
+    assert [(one.size, one.mtime, one.why) for one in seen] == [
+        (4, 40, None), (5, 50, None), (0, 0, "is none"), (0, 0, MISSING),
+        *[(0, 0, "is outside")] * 2,
+    ]  # fmt: skip
+    there = {"": True, "a/": True, "a-/": False, "d/": True, "e/": False}
+    assert {inner: InMemory(paths, inner).is_there() for inner in there} == there
+    assert InMemory("").walk().ignored == 1  # d/.hidden, in which nothing lies
+    assert not InMemory("", "b/").is_there() and folder.within(b"..") == b""
+
+
+def test_a_member_or_an_archive_that_is_not_there_is_named(tmp_path: Path) -> None:
+    source = plant(
+        tmp_path / "tars", {"x.tar": tar({"a/1.jpg": b"1"}), "y.tar": tar({"b/2.jpg": b"2"})}
+    )
+    folder = open_folder_of_archives(DiskFolder(os.fsencode(source)), Inflating())
+    walked = folder.walk()
+    first, second = zip(walked.keys, walked.sizes.tolist(), walked.mtimes.tolist(), strict=True)
+    with folder.opened() as read:
+        with pytest.raises(SourceChangedError, match=r"a/9\.jpg.* it is gone from the archive"):
+            read(b"a/9.jpg", *first[1:])
+        for size, stamp in ((first[1] + 1, first[2]), (first[1], first[2] + 1)):
+            with pytest.raises(SourceChangedError, match=r"a/1\.jpg.* its archive is another"):
+                read(first[0], size, stamp)
+        assert read(*first) == b"1"
+        (source / "y.tar").unlink()
+        with pytest.raises(SourceChangedError, match=r"b/2\.jpg.*y\.tar is gone"):
+            read(*second)
+    with pytest.raises(SourceError, match=r"b/9\.jpg: "):
+        folder.below(b"b").member(b"9.jpg")
+    assert folder.archive_of(b"a/1.jpg").endswith("x.tar")
+    assert folder.archive_of(b"b/9.jpg").endswith("tars")
 
 
 def test_reading_opens_no_member_twice_and_closes_all(tmp_path: Path) -> None:

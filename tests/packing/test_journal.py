@@ -3,9 +3,11 @@
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.packing import pack_one
 from support.trees import (
@@ -185,6 +187,12 @@ def test_a_packing_that_was_killed_before_its_first_shard_is_in_nobody_s_way(
     assert not (tmp_path / "b" / lock.JOURNAL).exists()
 
 
+def head(folder: Path, data: bytes) -> bytes:
+    """Return what is read of a journal as a whole."""
+    (folder / lock.JOURNAL).write_bytes(data)
+    return lock.head(str(folder))
+
+
 def test_a_journal_reads_back_and_every_flipped_byte_is_damage(
     source: Path, tmp_path: Path
 ) -> None:
@@ -195,16 +203,14 @@ def test_a_journal_reads_back_and_every_flipped_byte_is_damage(
     data = b"".join(journal.dump(made))
 
     def parsed(data: bytes) -> tuple[Plan, list[Rows], list[Any]]:
-        read = journal.parse(head(data), "x", lambda start, length: data[start : start + length])
+        read = journal.parse(
+            head(tmp_path, data), "x", lambda start, length: data[start : start + length]
+        )
         return read, [*read.all_rows()], [*read.problems]
-
-    def head(data: bytes) -> bytes:
-        (tmp_path / lock.JOURNAL).write_bytes(data)
-        return lock.head(str(tmp_path))
 
     read, rows, problems = parsed(data)
     assert read.same(made)
-    assert len(head(data)) < len(data) - sum(len(key) for one in rows for key in one.keys)
+    assert len(head(tmp_path, data)) < len(data) - sum(len(key) for one in rows for key in one.keys)
     assert [one.keys for one in rows] == [one.keys for one in made.all_rows()]
     assert (read.identity, problems) == (made.identity, made.problems)
     for at in range(0, len(data), 7):
@@ -215,6 +221,17 @@ def test_a_journal_reads_back_and_every_flipped_byte_is_damage(
     for stop in range(0, len(data), 50):
         with pytest.raises(DamageError):
             parsed(data[:stop])
+
+
+@pytest.mark.parametrize("name", ["bounds", "shard_bytes"])
+def test_numbers_of_another_type_are_damage(source: Path, tmp_path: Path, name: str) -> None:
+    """Under a right checksum: numbers of 32 bits would overflow where the plan is used."""
+    listing = imagefolder.image_folder(SourceRequest(os.fsencode(source)))[""]
+    plan = make_plan(listing, PackOptions(max_records=3))
+    for wrong in (getattr(plan, name).astype(np.int32), getattr(plan, name)[:, None]):
+        data = b"".join(journal.dump(replace(plan, **{name: wrong})))
+        with pytest.raises(DamageError, match="its numbers are of another type"):
+            journal.parse(head(tmp_path, data), "x")
 
 
 def test_a_dangling_link_in_the_place_of_the_journal_is_an_error_and_no_loop(

@@ -1,5 +1,6 @@
 """Files of labels may lie in archives; errors name them by the path that was given."""
 
+import re
 import tarfile
 import zipfile
 from pathlib import Path
@@ -13,6 +14,7 @@ from support.trees import content, noise, plant
 
 from shardio import pack
 from shardio.errors import SourceError
+from shardio.packing.sources.files import MISSING
 
 
 def test_an_archive_is_no_table(tmp_path: Path) -> None:
@@ -47,6 +49,17 @@ def test_an_error_in_a_table_of_an_archive_names_the_archive(tmp_path: Path) -> 
     for name, why in (("deep/x.mat", "line 1: it has a byte of 0"), ("y.csv", "line 2: ")):
         with pytest.raises(SourceError, match=rf"\A\S+/lists.zip/{name}: {why}"):
             pack_records(tmp_path / "images", tmp_path / "out", tables=[str(source / name)])
+
+
+def test_a_table_that_an_archive_has_not_or_has_damaged_is_named(tmp_path: Path) -> None:
+    plant(tmp_path / "images", FLAT)
+    whole = zipped({"l.csv": b"id,n\n" + lines("{0},{1}\n").encode()})
+    at = whole.index(b"id,n")
+    (tmp_path / "x.zip").write_bytes(whole[:at] + b"ID" + whole[at + 2 :])
+    for name, why in (("none.csv", MISSING), ("l.csv", r"cannot be read from .*x\.zip")):
+        table = tmp_path / "x.zip" / name
+        with pytest.raises(SourceError, match=rf"\A{re.escape(str(table))}: {why}"):
+            pack_records(tmp_path / "images", tmp_path / "out", tables=[str(table)])
 
 
 @pytest.mark.parametrize("option", [{"tables": ["none.csv"]}, {"split_files": {"a": "none.csv"}}])

@@ -10,14 +10,14 @@ import pytest
 from support.trees import noise, plant, shardio, shardio_json
 
 import shardio as api
-from shardio import OptionError, PlanOptions, pack, verify
+from shardio import OptionError, PlanOptions, Writer, pack, verify
 from shardio.cli.exit_codes import DAMAGED
 from shardio.formats import manifest
 from shardio.names import key_bytes
 from shardio.packing.drop import drop
 from shardio.packing.gc import gc
 from shardio.packing.remains import seek
-from shardio.packing.versions import changing, commit
+from shardio.packing.versions import changing, commit, tag
 from shardio.storage.location import locate
 
 
@@ -131,6 +131,18 @@ def test_a_search_finds_just_what_find_finds(tmp_path: Path, out: Path) -> None:
     found = [one for one in seek(out, keys)[1] if one.file.endswith("other.bin")]
     expected = {(key.decode(), data.find(key)) for key in keys if len(key) >= 4 and key in data}
     assert {(one.key, one.offset) for one in found} == expected and len(found) == len(expected)
+
+
+def test_a_name_of_the_manifest_is_no_key(tmp_path: Path) -> None:
+    """Nor is one of an older version, or of the tags."""
+    out, name = tmp_path / "out", "a name of some length"
+    with Writer(out, fields={"image": "image", name: "int"}) as writer:
+        for key in (name, "other"):
+            writer.write({"__key__": key, "image": noise(key, 300), name: 1})
+    tag(out, name)
+    drop(out, keys=[name], erase=True)
+    gc(out, keep_s=0)
+    assert name in (out / "manifest.json").read_text() and left(out, [name]) == []
 
 
 def test_what_cannot_be_seen_is_said(out: Path, tars: Path) -> None:

@@ -80,8 +80,11 @@ def test_a_dry_run_says_the_same_and_changes_nothing(out: Path, source: Path) ->
 
 
 def test_what_is_noted_is_not_read(out: Path, source: Path, monkeypatch: Any) -> None:
-    first = update(source, out)
+    seen: list[tuple[int, int]] = []
+    first = update(source, out, progress=lambda done, total: seen.append((done, total)))
     assert first.compared == 24 and list(first.versions) == [""]
+    sizes = [path.stat().st_size for path in source.rglob("*.jpg")]
+    assert len(seen) == 24 and seen[-1] == (sum(sizes), sum(sizes))
     assert update(source, out).compared == 0
     file = source / "class0/000.jpg"
     status = file.stat()
@@ -263,6 +266,7 @@ def test_the_command(out: Path, source: Path) -> None:
     change(source)
     said = shardio("update", source, out, "--dry-run").stdout
     assert "2 new, 3 changed, 1 gone, 20 as they were" in said
+    assert "nothing was changed, since this is a dry run" in said
     found = shardio_json("update", source, out)
     assert (found["new"], found["changed"], found["gone"]) == (2, 3, 1)
     assert found["versions"][""] == log(out).versions[0].id

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.packing import grouped
 from support.trees import content, images, noise, picture, plant, shardio, shardio_json, shards
 
 from shardio import native
@@ -20,6 +21,7 @@ from shardio.dataset import sequence as sequences
 from shardio.errors import DamageError, NotPackedError, OptionError, VersionError
 from shardio.formats import manifest
 from shardio.formats.foreign.base import dump, load, sidecar_name
+from shardio.formats.lmdb import PAGE
 from shardio.formats.record import RecordShard
 from shardio.packing.index import index
 from shardio.packing.options import PlanOptions, SourceOptions
@@ -91,6 +93,20 @@ def test_damage_outside_of_records_is_of_the_whole_shard(out: Path, where: str) 
     flip(shard, {"header": 20, "index": size - 100, "trailer": size - 20}[where])
     [damage] = verify(out, jobs=1).damages
     assert (Path(damage.shard).name, damage.record, damage.key) == (shard.name, None, None)
+
+
+def test_bytes_of_a_shard_that_no_record_reads_are_damage_too(tmp_path: Path) -> None:
+    """An LMDB file has pages between those of its records."""
+    options = grouped({"format": "lmdb", "max_records": 8, "jobs": 1})
+    pack(plant(tmp_path / "src", images()), tmp_path / "out", **options)
+    _, second, _ = sorted((tmp_path / "out").glob("*.lmdb"))
+    for at, page in ((PAGE - 1, "a meta page"), (3 * PAGE - 1, "a leaf page")):
+        flip(second, at)
+        [damage] = verify(tmp_path / "out", jobs=1).damages
+        assert (Path(damage.shard).name, damage.record) == (second.name, None)
+        assert page in damage.what
+        flip(second, at)
+    assert verify(tmp_path / "out", jobs=1).damages == []
 
 
 def damages(out: Path, **options: bool) -> Verified:

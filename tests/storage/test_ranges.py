@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support import LIMIT_S
+from support.forging import in_child
 
 from shardio.errors import StorageError
 from shardio.storage import ranges
@@ -177,3 +178,22 @@ def test_share_is_heeded_at_once(sender: Sender) -> None:
     assert some.budget == ranges.IN_FLIGHT
     some.share(4)
     assert some.budget == ranges.IN_FLIGHT // 4
+
+
+def test_a_fork_shares_with_nobody_and_has_no_request_of_its_parent() -> None:
+    """It reads by itself, and says anew how many read beside it."""
+    ranges.share(4)
+    try:
+        parents = ranges.ranges()
+        assert parents.budget == ranges.IN_FLIGHT // 4
+
+        def child() -> None:
+            assert ranges.figures() is None
+            assert ranges.ranges() is not parents
+            assert ranges.ranges().budget == ranges.IN_FLIGHT
+
+        assert in_child(child) == 0
+        assert ranges.ranges() is parents and parents.budget == ranges.IN_FLIGHT // 4
+    finally:
+        ranges.share(1)
+        ranges.close()

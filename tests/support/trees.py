@@ -32,9 +32,7 @@ Tree = Mapping[str | bytes, bytes | None]  # key to content; None: an empty fold
 
 def noise(name: str | bytes, size: int) -> bytes:
     """`size` bytes that begin as a JPEG does and differ by name."""
-    seed = os.fsencode(name)
-    blocks = (hashlib.sha256(seed + b"%d" % i).digest() for i in range(size // 32 + 1))
-    return (JPEG + b"".join(blocks))[: max(size, len(JPEG))]
+    return JPEG + hashlib.shake_128(os.fsencode(name)).digest(max(0, size - len(JPEG)))
 
 
 @functools.cache

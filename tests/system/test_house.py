@@ -228,6 +228,13 @@ OWN_LIMIT = re.compile(
 )
 
 
+def test_the_test_files_that_begin_first_are_there() -> None:
+    """Else one that was renamed comes last, and all wait for it."""
+    listed = (ROOT / "tests" / "longest.txt").read_text().split()
+    assert [name for name in listed if not (ROOT / name).is_file()] == []
+    assert len({*listed}) == len(listed)
+
+
 def test_all_that_may_hang_in_tests_has_one_limit() -> None:
     """It is `support.LIMIT_S`. Limits of their own were too short when the machine was busy."""
     found = [

@@ -284,6 +284,14 @@ def test_a_worker_that_is_slower_than_the_others_is_named() -> None:
         assert ("decode is the limit" in text) is not named
 
 
+def test_the_seconds_of_a_worker_add_up_over_calls() -> None:
+    totals = BatchTotals()
+    for worker in (0, 1, 0):
+        totals.add([BatchStats(rows=10, read_s=1.0, decode_s=2.0, worker=worker)] * 2)
+    assert totals.workers == {0: (12.0, 40), 1: (6.0, 20)}
+    assert totals.batches == 6
+
+
 def test_a_start_that_costs_more_than_all_waiting_is_the_verdict() -> None:
     setup = TORCH._replace(restarts=True)
     verdict = judge([0.001] * 5, [0.05] * 5, None, setup, first_s=2.0)

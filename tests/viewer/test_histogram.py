@@ -1,5 +1,7 @@
 """Histograms: each record counted once, in the bin of its value."""
 
+import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,17 @@ def test_bins_hold_the_values_between_their_edges(values: Any) -> None:
     assert low <= values.min() and values.max() <= high and sum(found.counts) == len(values)
     if len(values) > 100:
         assert found.counts == tuple(np.histogram(values, found.edges)[0])
+
+
+@pytest.mark.parametrize(("least", "most"), [(0, 39), (0, 40), (-5, 74), (10, 1009)])
+def test_bins_of_integers_are_as_few_and_as_wide_as_they_must_be(least: int, most: int) -> None:
+    """Each has as many integers as the others, so that none looks more frequent than it is."""
+    found = histogram.bin_numbers("x", np.arange(least, most + 1))
+    assert found is not None
+    [width] = {b - a for a, b in itertools.pairwise(found.edges)}
+    assert width == math.ceil((most - least + 1) / histogram.BINS)
+    assert len(found.counts) == math.ceil((most - least + 1) / width) <= histogram.BINS
+    assert {*found.counts[:-1]} <= {width}
 
 
 def test_labels_without_names_and_records_without_labels_are_counted(tmp_path: Path) -> None:
