@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from ..errors import OptionError, StorageError, printable
-from .command import FIELDS, OUT, STORE, Command, option, read_fields
+from .command import FIELDS, OUT, ROOT, STORE, Command, option, read_fields
 from .output import Output
 
 _DIRECTORY = option("path", "OUT", "the packed directory")
@@ -79,6 +79,7 @@ DROP = Command(
     option("--missing", choices=("error", "ignore")),
     option("--erase"),
     option("--dry-run"),
+    ROOT,
     examples=(
         "shardio drop packed --keys opted-out.txt",
         "shardio drop packed --keys opted-out.txt --erase",
@@ -98,6 +99,7 @@ ANNOTATE = Command(
     option("--missing", choices=("error", "none")),
     option("--unknown", choices=("error", "ignore")),
     option("--dry-run"),
+    ROOT,
     examples=(
         "shardio annotate packed captions.csv --fields caption=text",
         "shardio annotate packed clip.npy --fields clip",
@@ -122,6 +124,7 @@ DIFF = Command(
     OUT,
     option("old", "A"),
     option("new", "B", nargs="?"),
+    option("--root", "DIR", "where files of others are, if their index is elsewhere"),
     *STORE,
     examples=("shardio diff packed v1", "shardio diff packed v1 v1 --json"),
 )
@@ -145,5 +148,6 @@ RESTORE = Command(
     "packing.versions:restore",
     _DIRECTORY,
     option("version", "VERSION"),
+    ROOT,
     examples=("shardio restore packed v1",),
 )

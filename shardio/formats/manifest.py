@@ -601,7 +601,7 @@ def _parse(data: bytes, where: str) -> Manifest:
         names=None if packed else tuple(names),
         version=head["version"],
         excluded=_sidecar(head, "excluded", sum(records)),
-        sources=_sidecar(head, "sources", sum(records)),
+        sources=_sidecar(head, "sources", max(sum(records), len(records))),
         overlays=overlays,
         commit=_commit(head.get("commit")),
         erased=erased,

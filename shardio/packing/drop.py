@@ -81,6 +81,7 @@ def drop(
     missing: str = "error",
     erase: bool = False,
     dry_run: bool = False,
+    root: str | os.PathLike[str] | None = None,
 ) -> Dropped:
     """Drop records from a dataset, or from all its splits: they are hidden from every reader.
 
@@ -93,6 +94,7 @@ def drop(
              were dropped before included; no key of them is kept. Older versions that show them
              cannot be read any more, and `gc` removes the old files
     dry_run  say what would be dropped, and change nothing
+    root     where files of others are, when `shardio index --out` put their index elsewhere
 
     Without `erase` their bytes stay in the shards, and older versions have them. Raises
     OptionError, BusyError, NotPackedError, DamageError, StorageError.
@@ -102,7 +104,7 @@ def drop(
         raise OptionError("drop: give keys or where, one of them")
     if missing not in ("error", "ignore"):
         raise OptionError(f"missing is {printable(repr(missing))}; expected 'error' or 'ignore'")
-    folder = local_path(path)
+    folder, data = local_path(path), None if root is None else locate(root)
     wanted = None if keys is None else check_keys("keys", keys)
     chosen = where if isinstance(where, Mapping) or where is None else conditions(where)
     done = Dropped(folder, dry_run=dry_run)
@@ -111,10 +113,10 @@ def drop(
         for split, root in manifest.datasets(folder).items():
             index = locate(root)
             before = manifest.load(index) if dry_run else owners.enter_context(changing(root))
-            reader = Reader(index, before)
+            reader = Reader(index, before, root=data)
             old, gone = reader.dropped, erased_numbers(reader)
             # What is dropped is looked at again where its bytes are still to go.
-            chooser = Reader(index, before, excluded=gone) if erase else reader
+            chooser = Reader(index, before, root=data, excluded=gone) if erase else reader
             if wanted is None:
                 numbers = _numbers_where(chooser, chosen or {})
             else:
