@@ -17,7 +17,9 @@ def _drop(output: Output, *, keys: str | None = None, **call: Any) -> int:
 
     if keys is not None:
         call["keys"] = lines_of("--keys", keys)
-    return output.show(drop(**call))
+    with output.progress("looking", "erasing", "committing") as progress:
+        done = drop(**call, progress=progress)
+    return output.show(done)
 
 
 def _annotate(output: Output, *, fields: str | None = None, **call: Any) -> int:
