@@ -60,6 +60,7 @@ from ..units import check_bool, show_count
 from . import output_dir
 
 _SHOWN = 10  # keys that are named
+_OF_COMMIT = ("commit", "version", "library", "erased")  # not of what is shown
 
 # --- commit ---------------------------------------------------------------------------------------
 
@@ -391,7 +392,8 @@ def restore(
     root     where files of others are, when `shardio index --out` put their index elsewhere
 
     Files of others must be there as they were then. Raises OptionError where the files of that
-    version are gone, or others, BusyError, NotPackedError.
+    version are gone, or others, BusyError, NotPackedError. Where the newest one is so already, it
+    stays, and is returned: whoever was interrupted gives the same command again.
     """
     folder = local_path(path)
     with changing(folder) as newest:
@@ -407,6 +409,9 @@ def restore(
                 f"{path_in(place, missing[0])}: version {old.version_id} needs this file, and it "
                 "was removed"
             )
+        same = replace(old, **{name: getattr(newest, name) for name in _OF_COMMIT})
+        if same.dump() == newest.dump():
+            return _described(newest, load_tags(place))
         ids = [load_excluded(place, one) for one in (newest, old)]
         changes = {
             "added": max(0, old.stored_records - newest.stored_records),
