@@ -33,8 +33,8 @@ from ..formats.foreign.base import (
     sidecar_checksum,
     sidecar_name,
 )
-from ..formats.foreign.imagefolder import describe, described_keys
-from ..formats.index import key_hash
+from ..formats.foreign.imagefolder import ImageRun, describe, described_keys
+from ..formats.index import checksum, key_hash
 from ..formats.manifest import Manifest
 from ..formats.overlay import newest_of
 from ..formats.sample import Schema
@@ -42,8 +42,10 @@ from ..formats.version import NONE, Numbers, SourceNotes, history, load_sources
 from ..names import key_bytes, key_text
 from ..storage import local
 from ..storage.base import Location
+from ..storage.local import LocalDirectory
 from ..storage.location import locate
 from ..units import show_count
+from . import output_dir
 from .options import PackOptions
 from .plan import make_plan
 from .process_pool import Executor, Progress, Report, run
@@ -136,6 +138,8 @@ def compare(found: Found, before: Manifest, index: Location, how: How) -> Again:
             again.same[number] = at
         elif found.listing is None:
             again.changed.append(found.names[number])
+    if found.listing is not None:
+        again.changed += _other_images(again, index)
     return again
 
 
@@ -247,23 +251,20 @@ class _Runs:
         self.extras.append(describe(keys, sizes, labels))
 
 
-def _other_images(again: Again, after: Manifest, index: Location) -> Iterator[str]:
-    """Yield the images in runs that were scanned whose bytes are others, of the same size."""
-    old = {name: at for at, name in enumerate(again.before.names or ())}
-    for number, name in enumerate(again.found.names):
+def _other_images(again: Again, index: Location) -> Iterator[str]:
+    """Yield the images in runs that are not the same whose bytes are others, of the same size."""
+    found, old = again.found, {name: at for at, name in enumerate(again.before.names or ())}
+    for number, name in enumerate(found.names):
         if number in again.same or name not in old:
             continue
-        there = _images_of(*_of(index, again.before, old[name]))
-        for key, one in _images_of(*_of(index, after, number)).items():
-            if key in there and there[key] != one and there[key][0] == one[0]:
-                yield key_text(key)
-
-
-def _images_of(index: Location, info: ShardInfo, dataset_id: bytes) -> dict[bytes, tuple[int, int]]:
-    """Return the sizes and checksums of the images of a run, by their keys."""
-    side = load(index, info, dataset_id)
-    told = zip(side.lengths.tolist(), side.checksums.tolist(), strict=True)
-    return dict(zip(described_keys(side.extra), told, strict=True))
+        side = load(*_of(index, again.before, old[name]))
+        told = zip(side.lengths.tolist(), side.checksums.tolist(), strict=True)
+        there = dict(zip(described_keys(side.extra), told, strict=True))
+        run_now = ImageRun(found.place, name, found.extras[number])
+        for record, (start, length) in enumerate(run_now.scan()):
+            size, checked = there.get(run_now.key(record), (-1, 0))
+            if size == length and checksum(run_now.read(start, length)) != checked:
+                yield key_text(run_now.key(record))
 
 
 # --- the new version ------------------------------------------------------------------------------
@@ -274,7 +275,7 @@ def commit_again(again: Again, folder: str, how: How) -> tuple[Manifest, list[st
 
     Returns the manifest, and the fields that were left out for their names.
     """
-    before, found, index = again.before, again.found, locate(folder)
+    before, found = again.before, again.found
     theirs = {**_theirs(before, how.fields), **how.fields}
     known = {now: Scanned(_renumbered(folder, before, at, now)) for now, at in again.same.items()}
     every = range(len(found.names))
@@ -288,13 +289,15 @@ def commit_again(again: Again, folder: str, how: How) -> tuple[Manifest, list[st
         known,
         executor=how.executor,
     )
+    if how.executor is not None:
+        infos = [one.info for one in scanned if one.info is not None]
+        names = (sidecar_name(info.number, info.index_checksum) for info in infos)
+        output_dir.refuse_unseen(LocalDirectory(folder), names)
     after, left_out = manifest_of(
         found, scanned, theirs, before.dataset_id, _known(before, theirs, again)
     )
     options = after.options if found.listing is not None else before.options | after.options
     after = replace(after, schema=_schema(before, after), options=options)
-    if found.listing is not None:
-        again.changed += _other_images(again, after, index)
     after, numbers = _carried(again, after, folder, how.forget)
     after, files = with_excluded(after, numbers)
     noted = zip(found.sizes, found.marks, strict=True)
@@ -341,10 +344,10 @@ def _renumbered(folder: str, before: Manifest, at: int, number: int) -> ShardInf
     index = locate(folder)
     load(*_of(index, before, at))  # which checks it
     data = renumbered(index.read(sidecar_name(at, info.index_checksum), MAX_SIDECAR), number)
-    checksum = sidecar_checksum(data)
-    assert checksum is not None
-    local.write_file(folder, sidecar_name(number, checksum), data)
-    return replace(info, number=number, index_checksum=checksum)
+    stated = sidecar_checksum(data)
+    assert stated is not None
+    local.write_file(folder, sidecar_name(number, stated), data)
+    return replace(info, number=number, index_checksum=stated)
 
 
 def _known(before: Manifest, theirs: dict[str, str], again: Again) -> Scanned:

@@ -16,6 +16,7 @@ import shardio as api
 from shardio import BusyError, OptionError, ShardDataset, SourceError, StateError, export, verify
 from shardio.formats import manifest
 from shardio.packing.annotate import annotate
+from shardio.packing.copy import copy
 from shardio.packing.drop import drop
 from shardio.packing.gc import gc
 from shardio.packing.index import index
@@ -281,7 +282,9 @@ def test_a_folder_of_images_keeps_its_order_and_gets_new_ones_behind(photos: Pat
     (photos / before[5]).unlink()
     (photos / before[6]).write_bytes(noise("anew", 999))
     (photos / before[7]).write_bytes(noise("same size", 300))
+    told = index(photos, jobs=1, dry_run=True)
     done = again(photos)
+    assert (told.new, told.changed, told.gone) == (done.new, done.changed, done.gone)
     assert sorted(done.new) == ["class0/new.jpg", "zebra/1.jpg"]
     assert sorted(done.changed) == sorted(before[6:8]) and done.gone == [before[5]]
     assert done.unchanged == 24 - 3
@@ -491,6 +494,10 @@ def test_a_dataset_that_was_indexed_again_is_packed_as_any(wds: Path, tmp_path: 
     annotate(wds, {key(5): {"caption": "five"}}, missing="none")
     write_tar(wds / "a.tar", [20])
     again(wds)
+    copy(wds, tmp_path / "copied")
+    assert rows(tmp_path / "copied") == rows(wds)
+    write_tar(tmp_path / "copied/g.tar", [50])
+    assert index(tmp_path / "copied", jobs=1).records == 13 and len(rows(wds)) == 12
     pack(wds, tmp_path / "packed", jobs=1)
     assert rows(tmp_path / "packed").keys() == rows(wds).keys()
     assert rows(tmp_path / "packed")[key(5)]["caption"] == "five"
