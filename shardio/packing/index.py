@@ -100,6 +100,7 @@ class Indexed:
     compared: int = 0  # files, or runs of images, whose contents were read
     dropped: int = 0  # records of new and changed files that were dropped before, and stay so
     lost: int = 0  # annotated records that are not there any more
+    repaired: int = 0  # indexes of files, or runs, as they were that were missing or damaged
     version: str = ""  # the new one; "": it stays
     dry_run: bool = False
 
@@ -161,6 +162,9 @@ class Indexed:
             yield f"{records} of new or changed files had been dropped, and stay so"
         if self.lost:
             yield f"{show_count(self.lost, 'annotated record')} not found any more"
+        if self.repaired:
+            indexes = show_count(self.repaired, "index", "indexes")
+            yield f"{indexes} had been missing or damaged, and written anew"
         if self.version:
             yield f"{show_count(self.records, 'record')} now"
             yield f"version {self.version}"
@@ -326,10 +330,10 @@ def _index_again(done: Indexed, found: Found, before: manifest.Manifest, how: Ho
         after, done.left_out = before, []
         if not (again.is_same or done.dry_run):
             after, done.left_out = commit_again(again, done.out, how)
-            done.version = after.version_id
+            done.version = "" if after is before else after.version_id
     done.new, done.changed, done.gone = again.new, again.changed, again.gone
     done.unchanged, done.compared = again.unchanged, again.compared
-    done.dropped, done.lost = again.dropped, again.lost
+    done.dropped, done.lost, done.repaired = again.dropped, again.lost, again.repaired
     _fill_in(done, after)
 
 

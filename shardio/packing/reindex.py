@@ -12,6 +12,7 @@ of which images changed or went is scanned anew.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from ..formats import FOREIGN, sha256
 from ..formats.base import Column, Opening, Overlay, ShardInfo
 from ..formats.foreign.base import (
     MAX_SIDECAR,
+    Sidecar,
     load,
     own_key,
     renumbered,
@@ -85,6 +87,7 @@ class Again:
     compared: int = 0  # shards whose contents were read
     dropped: int = 0  # records of what was scanned that stay dropped
     lost: int = 0  # annotated records that are not there any more
+    repaired: int = 0  # shards that are as they were, whose index was not
 
     @property
     def is_same(self) -> bool:
@@ -120,8 +123,11 @@ def compare(found: Found, before: Manifest, index: Location, how: How) -> Again:
             again.new += [name] * (found.listing is None)
             continue
         noted = (found.sizes[number], _mark(found.marks[number]))
-        if found.sizes[number] != int(before.shard_sizes[at]) or (
-            found.extras and found.extras[number] != load(*_of(index, before, at)).extra
+        side = _whole(index, before, at)
+        if (
+            side is None
+            or found.sizes[number] != int(before.shard_sizes[at])
+            or (found.extras and found.extras[number] != side.extra)
         ):
             again.changed += [name] * (found.listing is None)
         elif not how.checksum and found.marks[number] and notes and notes.of(at) == noted:
@@ -153,6 +159,13 @@ def _is_same(format: str, opening: Opening, info: ShardInfo, add: Callable[[int]
     return same
 
 
+def _whole(index: Location, one: Manifest, number: int) -> Sidecar | None:
+    """Load the index of a shard; None: it is missing or damaged, so the shard is scanned."""
+    with contextlib.suppress(DamageError):
+        return load(*_of(index, one, number))
+    return None
+
+
 def _mark(mark: str) -> int:
     """Return what tells that a file changed as a number: of a directory's, its time."""
     if mark.isdigit() and int(mark) < 1 << 63:
@@ -178,7 +191,8 @@ def _in_runs(again: Again, index: Location, listing: Listing, numbered: bool) ->
     runs = _Runs(listing)
     places = {key: place for place, key in enumerate(listing.keys)}
     for at, name in enumerate(before.names or ()):
-        side = load(*_of(index, before, at))
+        if (side := _whole(index, before, at)) is None:
+            continue  # nobody knows which images it had: these are new
         there = []
         keys = described_keys(side.extra)
         for key, size in zip(keys, side.lengths.tolist(), strict=True):
@@ -257,7 +271,8 @@ def _other_images(again: Again, index: Location) -> Iterator[str]:
     for number, name in enumerate(found.names):
         if number in again.same or name not in old:
             continue
-        side = load(*_of(index, again.before, old[name]))
+        if (side := _whole(index, again.before, old[name])) is None:
+            continue
         told = zip(side.lengths.tolist(), side.checksums.tolist(), strict=True)
         there = dict(zip(described_keys(side.extra), told, strict=True))
         run_now = ImageRun(found.place, name, found.extras[number])
@@ -296,6 +311,14 @@ def commit_again(again: Again, folder: str, how: How) -> tuple[Manifest, list[st
     after, left_out = manifest_of(
         found, scanned, theirs, before.dataset_id, _known(before, theirs, again)
     )
+    if after.names == before.names:
+        same = (after.shard_sha256 == before.shard_sha256).all(axis=1)
+        for number in np.flatnonzero(same & (after.shard_index == before.shard_index)).tolist():
+            again.repaired += number not in again.same
+            again.same[number] = number
+            again.changed = [one for one in again.changed if one != found.names[number]]
+        if again.is_same:
+            return before, left_out
     options = after.options if found.listing is not None else before.options | after.options
     after = replace(after, schema=_schema(before, after), options=options)
     after, numbers = _carried(again, after, folder, how.forget)
@@ -502,11 +525,12 @@ def _places(
     contents: dict[int, list[tuple[_Records, int]]] = defaultdict(list)  # by checksum
     ranges = FOREIGN[after.format].file.ranges
     for one in left:
-        side = load(index, one.info, one.one.dataset_id)
+        side = _whole(index, one.one, one.info.number)
         twins = [n for n in fresh if after.shard(n).sha256 == one.info.sha256]  # of another name
         yield from ((one, row, number, row) for number in twins for row in one.rows)
-        untold = 0
-        for row in one.rows:
+        untold = len(one.rows) if side is None and not twins else 0
+        for row in one.rows if side is not None else ():
+            assert side is not None
             hashed = int(side.key_hashes[row])
             if hashed != key_hash(own_key(one.info.name, row)):
                 keys[hashed].append((one, row))
@@ -517,9 +541,10 @@ def _places(
         if untold and fresh and not forget:
             raise OptionError(
                 f"{printable(one.info.name)}: it changed, or is gone, and "
-                f"{show_count(untold, 'record')} of it were dropped or annotated. They have no "
-                f"keys of their own, so they cannot be found again in files of {after.format}. "
-                "Nothing was changed. --forget takes them for new ones: drop or annotate them again"
+                f"{show_count(untold, 'record')} of it were dropped or annotated, which cannot be "
+                "found again: its old index is damaged, or they have no keys of their own in "
+                f"{after.format}. Nothing was changed. --forget takes them for new ones: drop or "
+                "annotate them again"
             )
     for number, side in sides.items():
         wanted: tuple[tuple[Column, dict[int, list[tuple[_Records, int]]]], ...] = (

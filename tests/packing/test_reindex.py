@@ -510,3 +510,34 @@ def test_numbers_are_those_of_the_order_of_files(wds: Path) -> None:
     again(wds)
     found = rows(wds)
     assert [float(found[key(n)]["clip"][0]) for n in range(12)] == [*range(12)]
+
+
+@pytest.mark.parametrize("fault", ["gone", "flipped"])
+def test_an_index_that_is_damaged_is_written_anew(wds: Path, fault: str) -> None:
+    write_tar(wds / "e.tar", [20])
+    drop(wds, keys=[key(5)])
+    annotate(wds, {key(4): {"caption": "four"}}, missing="none")
+    again(wds)
+    before, whole = content(wds), rows(wds)
+    path = next(wds.glob("00001-*.index"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.unlink() if fault == "gone" else path.write_bytes(data)
+    assert verify(wds).damages
+    done = index(wds, jobs=1)
+    assert (done.repaired, done.changed, done.version, done.unchanged) == (1, [], "", 4)
+    assert "1 index had been missing or damaged" in str(done)
+    assert content(wds) == before and rows(wds) == whole
+    path.unlink()
+    write_tar(wds / "d.tar", [4, 5, 6])
+    with pytest.raises(OptionError, match=r"d\.tar: .*its old index is damaged.*--forget"):
+        index(wds, jobs=1)
+    again(wds, forget=True)
+    assert key(5) in rows(wds)
+
+
+def test_a_damaged_index_of_images_makes_them_new(photos: Path) -> None:
+    before = [*rows(photos)]
+    next(photos.glob("*.index")).unlink()
+    done = again(photos)
+    assert sorted(done.new) == sorted(before) == sorted(rows(photos))
