@@ -60,6 +60,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "dataset_id": manifest.dataset_id.hex(),
         "version_id": manifest.version_id,
         "dropped": manifest.stored_records - manifest.records,
+        "annotated": {one.field: one.size for one in manifest.overlays},
         "library": manifest.library,
         "options": manifest.options,
     }
@@ -99,6 +100,9 @@ def _facts_text(manifest: Manifest) -> str:
         "packed": f"by shardio {printable(manifest.library)}: {printable(packed)}",
         "id": manifest.dataset_id.hex(),
     }
+    if manifest.overlays:
+        sizes = (f"{printable(one.field)} ({show_size(one.size)})" for one in manifest.overlays)
+        rows["beside"] = f"annotated: {', '.join(sizes)}"
     if manifest.commit is not None:
         rows["version"] = f"{manifest.version_id}, by {printable(manifest.commit.command)}"
     if isinstance(tiles := options.get("tiles"), int):

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from ..errors import OptionError, StorageError, printable
-from .command import FIELDS, OUT, STORE, Command, option, read_fields
+from .command import FIELDS, OUT, ROOT, STORE, Command, option, read_fields
 from .output import Output
 
 _DIRECTORY = option("path", "OUT", "the packed directory")
@@ -17,7 +17,9 @@ def _drop(output: Output, *, keys: str | None = None, **call: Any) -> int:
 
     if keys is not None:
         call["keys"] = lines_of("--keys", keys)
-    return output.show(drop(**call))
+    with output.progress("looking", "erasing", "committing") as progress:
+        done = drop(**call, progress=progress)
+    return output.show(done)
 
 
 def _annotate(output: Output, *, fields: str | None = None, **call: Any) -> int:
@@ -79,6 +81,7 @@ DROP = Command(
     option("--missing", choices=("error", "ignore")),
     option("--erase"),
     option("--dry-run"),
+    ROOT,
     examples=(
         "shardio drop packed --keys opted-out.txt",
         "shardio drop packed --keys opted-out.txt --erase",
@@ -98,6 +101,7 @@ ANNOTATE = Command(
     option("--missing", choices=("error", "none")),
     option("--unknown", choices=("error", "ignore")),
     option("--dry-run"),
+    ROOT,
     examples=(
         "shardio annotate packed captions.csv --fields caption=text",
         "shardio annotate packed clip.npy --fields clip",
@@ -122,6 +126,7 @@ DIFF = Command(
     OUT,
     option("old", "A"),
     option("new", "B", nargs="?"),
+    option("--root", "DIR", "where files of others are, if their index is elsewhere"),
     *STORE,
     examples=("shardio diff packed v1", "shardio diff packed v1 v1 --json"),
 )
@@ -145,5 +150,6 @@ RESTORE = Command(
     "packing.versions:restore",
     _DIRECTORY,
     option("version", "VERSION"),
+    ROOT,
     examples=("shardio restore packed v1",),
 )

@@ -41,6 +41,11 @@ class Overlay:
     # By the number of the shard, the oldest first: a value replaces one of a file before.
     files: Mapping[int, tuple[ShardInfo, ...]]
 
+    @property
+    def size(self) -> int:
+        """Return the bytes of all files."""
+        return sum(info.size for infos in self.files.values() for info in infos)
+
 
 @dataclass(frozen=True)
 class Opening:

@@ -58,7 +58,7 @@ SUFFIXES = {"record": ".shard", "lmdb": ".lmdb"}  # of the formats that shardio 
 
 _START = b'{\n"format": "shardio"'  # how a manifest begins
 _SHARDS = b'"shards": [\n'
-_NAMED = re.compile(r"[0-9]{5,8}-[0-9a-f]{8}\.(shard|lmdb)\Z")
+_NAMED = re.compile(r"(overlay-)?[0-9]{5,8}-[0-9a-f]{8}\.(shard|lmdb)\Z")
 _DIGEST = re.compile(rb'"sha256": "([0-9a-f]{64})"\n\}\n\Z')
 _VERSION = re.compile(
     rb'\{\n"format": "shardio(?:-splits|-tags)?",\n'
@@ -78,12 +78,12 @@ class Sidecar(NamedTuple):
 
 
 class Successor(NamedTuple):
-    """What a manifest says of the shard that took the place of one, whose file must go."""
+    """What a manifest says of the file that took the place of one that must go."""
 
     size: int
     sha256: bytes
     index_checksum: int
-    erased_bytes: int  # of the blobs that only the older one has
+    gone: int  # bytes of the blobs that only the older one has; of a file of values, how many
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class Manifest:
             head["commit"] = self.commit and [*astuple(self.commit)]
         if self.erased:
             head["erased"] = [
-                [old, new.size, new.sha256.hex(), f"{new.index_checksum:016x}", new.erased_bytes]
+                [old, new.size, new.sha256.hex(), f"{new.index_checksum:016x}", new.gone]
                 for old, new in sorted(self.erased.items())
             ]
         rows = ",\n".join(
@@ -601,7 +601,7 @@ def _parse(data: bytes, where: str) -> Manifest:
         names=None if packed else tuple(names),
         version=head["version"],
         excluded=_sidecar(head, "excluded", sum(records)),
-        sources=_sidecar(head, "sources", sum(records)),
+        sources=_sidecar(head, "sources", max(sum(records), len(records))),
         overlays=overlays,
         commit=_commit(head.get("commit")),
         erased=erased,

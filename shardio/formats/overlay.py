@@ -107,7 +107,7 @@ class _Layer:
         try:
             for open_file in opens:
                 self._files.append(open_file())
-            self._rows = [_rows(file, below.records) for file in self._files]
+            self._rows = [rows_of(file, below.records) for file in self._files]
         except BaseException:
             self.close()
             raise
@@ -230,7 +230,7 @@ class _Layer:
         """Read all values, and compare them with the index of their file. Raises DamageError."""
         for open_file in self._opens:
             with contextlib.closing(open_file()) as file:
-                rows = _rows(file, self._records)
+                rows = rows_of(file, self._records)
                 indexed = file.columns.get(self.field)
                 values = repeat(_KEEP) if indexed is None else indexed.tolist()
                 samples = file.scan(0, file.records)
@@ -260,7 +260,7 @@ def rows_and_values(file: RecordShard, records: int) -> Iterator[tuple[int, Any]
     records: of the shard that it belongs to.
     """
     samples = file.scan(0, file.records)
-    return _pairs(_rows(file, records).tolist(), samples, file.schema.names[-1])
+    return _pairs(rows_of(file, records).tolist(), samples, file.schema.names[-1])
 
 
 def _pairs(rows: Sequence[int], samples: Iterable[Sample], field: str) -> Iterator[tuple[int, Any]]:
@@ -287,7 +287,7 @@ def newest_of(files: Sequence[Iterable[tuple[int, Any]]]) -> Iterator[tuple[int,
 _KEEP = object()
 
 
-def _rows(file: RecordShard, records: int) -> Column:
+def rows_of(file: RecordShard, records: int) -> Column:
     """Return the numbers of the records that a file has values of, (n,). Raises DamageError."""
     rows = file.columns.get(ROW)
     if (

@@ -26,6 +26,7 @@ import numpy as np
 from .._version import __version__
 from ..errors import DamageError, OptionError, printable, there_are
 from ..storage.base import Location, path_in
+from ..units import show_count
 from . import manifest
 from .erased import after_erasing, erased_since
 from .manifest import MANIFEST, Manifest, Sidecar, sidecar_name
@@ -174,8 +175,18 @@ def load_version(index: Location, version: str | None) -> Manifest:
 
 
 def readable(index: Location, one: Manifest, newest: Manifest) -> Manifest:
-    """Return a version as its files are now. Raises OptionError where records of it were erased."""
+    """Return a version as its files are now.
+
+    Raises OptionError where records of it were erased, or files of others changed.
+    """
     now = after_erasing(one, newest)
+    if others := changed_since(one, newest):
+        name = printable(one.names[others[0]]) if one.names else ""
+        raise OptionError(
+            f"version {one.version_id}: {name} changed since, or is gone, as `shardio index` found "
+            f"({show_count(len(others), 'file')} of it in all), so it cannot be read any more. "
+            "Bring its files back, and `shardio restore` makes it the newest one"
+        )
     if count := erased_count(index, one, newest):
         raise OptionError(
             f"version {one.version_id}: {count:,} of its records were erased since, by `shardio "
@@ -183,6 +194,15 @@ def readable(index: Location, one: Manifest, newest: Manifest) -> Manifest:
             "lists the versions that can"
         )
     return now
+
+
+def changed_since(one: Manifest, newest: Manifest) -> list[int]:
+    """Return the shards of a version, in files of others, that the newest one has not as such."""
+    if one.names is None or one is newest:
+        return []
+    known = {*zip(newest.names or (), map(bytes, newest.shard_sha256), strict=True)}
+    there = zip(one.names, map(bytes, one.shard_sha256), strict=True)
+    return [number for number, name in enumerate(there) if name not in known]
 
 
 def erased_count(index: Location, one: Manifest, newest: Manifest) -> int:

@@ -24,6 +24,7 @@ Its files:
     packed         the result, and how it is told
     writer         Writer: any stream of samples
     index          files of other formats, read where they are
+    reindex        what became of them since: the next version
     scan           what is in them
     scan_notes     what parts of an index found in them
     verify         every byte is checked
@@ -41,5 +42,6 @@ Its files:
     remains        what is left of them in a directory
     annotate       fields that are added beside the shards, or corrected
     given_values   what it is given: tables, arrays, dicts
+    values_file    the files of a field's values
     gc             what no manifest names goes
 """

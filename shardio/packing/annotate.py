@@ -18,25 +18,20 @@ from typing import Any
 import numpy as np
 
 from ..dataset.reader import Reader
-from ..errors import OptionError, SampleError, printable, there_are
-from ..formats import PACKED, manifest
+from ..errors import OptionError, printable, there_are
+from ..formats import manifest
 from ..formats.base import Opening, Overlay, ShardInfo
-from ..formats.manifest import Manifest, overlay_name
+from ..formats.manifest import Manifest
 from ..formats.overlay import (
-    ROW,
-    files_of_shard,
     newest_of,
-    open_values,
-    overlay_schema,
-    rows_and_values,
 )
 from ..formats.sample import Schema
-from ..names import KEY, key_text
+from ..names import key_text
 from ..storage import local
 from ..storage.location import local_path, locate
 from ..units import check_bool, show_count
 from .given_values import Get, GivenValues, read_values
-from .shard_writer import ShardWriter
+from .values_file import values_of, write_values
 from .versions import changing, commit, keys_text, version_lines
 
 _SHOWN = 10  # keys that are named
@@ -98,6 +93,7 @@ def annotate(
     missing: str = "error",
     unknown: str = "error",
     dry_run: bool = False,
+    root: str | os.PathLike[str] | None = None,
 ) -> Annotated:
     """Add fields to a dataset, or to all its splits, or correct values of those that it has.
 
@@ -112,6 +108,7 @@ def annotate(
              field that there is they keep what they have
     unknown  keys that no record has: "error", or "ignore": they are listed
     dry_run  say what would be annotated, and change nothing
+    root     where files of others are, when `shardio index --out` put their index elsewhere
 
     Images stay as they are: the values lie beside them, and a field that is annotated again keeps
     the values that are not given anew. A label may be given by the names of its classes. Raises
@@ -123,7 +120,7 @@ def annotate(
             raise OptionError(
                 f"{option} is {printable(repr(value))}; expected 'error' or {other!r}"
             )
-    folder = local_path(path)
+    folder, data = local_path(path), None if root is None else locate(root)
     datasets = manifest.datasets(folder)
     for root in datasets.values():
         manifest.load(locate(root))  # explains what is there, if it is nothing
@@ -138,7 +135,7 @@ def annotate(
         for split, root in datasets.items():
             index = locate(root)
             before = manifest.load(index) if dry_run else owners.enter_context(changing(root))
-            reader = Reader(index, before)
+            reader = Reader(index, before, root=data)
             places = _in_order(reader, given) if given.keys is None else _by_key(reader, given)
             if given.keys is not None:
                 seen |= {given.keys[row] for rows in places.values() for row in rows.values()}
@@ -331,33 +328,15 @@ def _write(
     while kept and kept[-1].records <= _LARGER * count:
         taken.insert(0, kept.pop())
         count += taken[0].records
-    schema = overlay_schema(old.field, old.kind)
-    writer = ShardWriter(one.folder, local.token(), schema, one.before.dataset_id, number)
     new = ((record, get(rows[record])) for record in sorted(rows))
-    try:
-        with contextlib.ExitStack() as opened:
-            files = list[Iterable[tuple[int, Any]]]()
-            for beside, here, info in files_of_shard(opening, number):
-                if beside.field == old.field and info in taken:
-                    file = open_values(here, info, PACKED["record"].open)
-                    opened.callback(file.close)
-                    files.append(rows_and_values(file, int(one.before.shard_records[number])))
-            for record, value in newest_of([*files, new]):
-                try:
-                    writer.write({KEY: b"%d" % record, ROW: record, old.field: value})
-                except SampleError:
-                    own = Schema([(KEY, "key"), (old.field, old.kind)])
-                    own.encode({KEY: _named(given, rows[record]), old.field: value})
-                    raise
-                writer.flush()
-        info = writer.finish()
-        info = replace(info, name=overlay_name(number, info.sha256))
-        path = os.path.join(one.folder, info.name)
-        fresh += [] if os.path.lexists(path) else [path]
-        writer.commit(info.name)
-        return (*kept, info)
-    finally:
-        writer.discard()
+    records = int(one.before.shard_records[number])
+    with values_of(opening, old.field, number, records, taken) as before:
+        values = newest_of([*before, new])
+        place = one.folder, one.before.dataset_id
+        info = write_values(
+            *place, old, number, values, fresh, lambda row: _named(given, rows[row])
+        )
+    return (*kept, info)
 
 
 def _named(given: GivenValues, row: int) -> bytes:

@@ -19,15 +19,17 @@ import numpy as np
 from ..dataset.decode import Decoder
 from ..dataset.reader import Reader
 from ..dataset.sequence import ShardSequence
-from ..errors import OptionError, printable
+from ..errors import OptionError, StorageError, printable
 from ..formats import manifest
 from ..formats.version import Numbers
 from ..names import key_bytes, key_text
 from ..order.subset import All, conditions, mark_where
+from ..storage import local
 from ..storage.location import local_path, locate
-from ..units import check_bool, show_count
+from ..units import check_bool, show_count, show_size
 from .erase import Erasing, choose, erased_numbers
 from .pack import resumable
+from .process_pool import Progress, Report
 from .versions import changing, commit, keys_text, version_lines, with_excluded
 
 
@@ -81,6 +83,8 @@ def drop(
     missing: str = "error",
     erase: bool = False,
     dry_run: bool = False,
+    root: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
 ) -> Dropped:
     """Drop records from a dataset, or from all its splits: they are hidden from every reader.
 
@@ -93,6 +97,8 @@ def drop(
              were dropped before included; no key of them is kept. Older versions that show them
              cannot be read any more, and `gc` removes the old files
     dry_run  say what would be dropped, and change nothing
+    root     where files of others are, when `shardio index --out` put their index elsewhere
+    progress called now and then, while files are written anew, with bytes done and bytes in all
 
     Without `erase` their bytes stay in the shards, and older versions have them. Raises
     OptionError, BusyError, NotPackedError, DamageError, StorageError.
@@ -102,7 +108,7 @@ def drop(
         raise OptionError("drop: give keys or where, one of them")
     if missing not in ("error", "ignore"):
         raise OptionError(f"missing is {printable(repr(missing))}; expected 'error' or 'ignore'")
-    folder = local_path(path)
+    folder, data = local_path(path), None if root is None else locate(root)
     wanted = None if keys is None else check_keys("keys", keys)
     chosen = where if isinstance(where, Mapping) or where is None else conditions(where)
     done = Dropped(folder, dry_run=dry_run)
@@ -111,10 +117,10 @@ def drop(
         for split, root in manifest.datasets(folder).items():
             index = locate(root)
             before = manifest.load(index) if dry_run else owners.enter_context(changing(root))
-            reader = Reader(index, before)
+            reader = Reader(index, before, root=data)
             old, gone = reader.dropped, erased_numbers(reader)
             # What is dropped is looked at again where its bytes are still to go.
-            chooser = Reader(index, before, excluded=gone) if erase else reader
+            chooser = Reader(index, before, root=data, excluded=gone) if erase else reader
             if wanted is None:
                 numbers = _numbers_where(chooser, chosen or {})
             else:
@@ -132,7 +138,7 @@ def drop(
             work.append(_Work(split, root, before, np.union1d(old, fresh), len(fresh), erasing))
         _check(done, wanted, seen, missing, where, erased)
         if not dry_run:
-            _commit(done, work)
+            _commit(done, work, progress)
     return done
 
 
@@ -147,10 +153,21 @@ class _Work(NamedTuple):
     erasing: Erasing | None
 
 
-def _commit(done: Dropped, work: Sequence[_Work]) -> None:
+def _commit(done: Dropped, work: Sequence[_Work], progress: Progress | None) -> None:
     """Write what is to be written, of all splits, then commit each. Raises StorageError."""
+    erasing = [one.erasing for one in work if one.erasing and one.erasing.records]
+    total = sum(one.bytes for one in erasing)
+    if erasing and total > (free := local.free_bytes(done.out)):
+        raise StorageError(
+            f"{printable(done.out, 4096)}: erasing writes {show_count(done.shards, 'shard')} anew, "
+            f"which takes up to {show_size(total)}, and {show_size(free)} are free there. Nothing "
+            "was changed. Make room, or erase fewer records at a time, with `shardio gc --keep 0s` "
+            "in between"
+        )
+    report = Report(progress, total)
     written = [
-        one.erasing.write() if one.erasing and one.erasing.records else one.before for one in work
+        one.erasing.write(report) if one.erasing and one.erasing.records else one.before
+        for one in work
     ]
     for one, new in zip(work, written, strict=True):
         changes = {"dropped": one.fresh, "erased": one.erasing.records if one.erasing else 0}

@@ -1,8 +1,9 @@
 """Erase records: write the shards that have them anew, without their bytes, beside the old ones.
 
-The others keep their numbers, bytes and checksums, so selections, states and exclusions hold. The
-old files go by `gc`, which counts them as needed by no version (formats/erased.py). Killed
-anywhere, the old version is whole: the manifest that names the new files is renamed last.
+The others keep their numbers, bytes and checksums, so selections, states and exclusions hold. So
+are files of values beside them written anew, those of older versions included. The old files go by
+`gc`, which counts them as needed by no version (formats/erased.py). Killed anywhere, the old
+version is whole: the manifest that names the new files is renamed last.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ import numpy as np
 from ..dataset.reader import Reader
 from ..errors import OptionError, printable
 from ..formats import PACKED, open_shard
-from ..formats.base import Column, Shard, ShardInfo
+from ..formats.base import Column, Opening, Overlay, Shard, ShardInfo
+from ..formats.erased import after_erasing
 from ..formats.manifest import Manifest, Successor
+from ..formats.overlay import files_of_shard, open_values, rows_and_values, rows_of
 from ..formats.record import ERASED, FRAME, RecordShard, erased_in
 from ..formats.version import NONE, Numbers, history
 from ..storage import local
+from .process_pool import Report
 from .shard_writer import ShardWriter
+from .values_file import write_values
 
 _ZERO: Mapping[str, Any] = {"b": False, "f": 0.0}  # what takes the place of a value; of others 0
 
@@ -40,8 +45,14 @@ class Erasing:
         """Return how many records are to be erased."""
         return sum(map(len, self.numbers.values()))
 
-    def write(self) -> Manifest:
-        """Write the new shards; return a manifest that names them. Raises StorageError."""
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of the files that are to be written anew: they take these, or less."""
+        sizes = self.reader.manifest.shard_sizes[[*self.numbers]].sum()
+        return int(sizes) + sum(info.size for _, _, info in self._values())
+
+    def write(self, report: Report) -> Manifest:
+        """Write the new files; return a manifest that names them. Raises StorageError."""
         dataset, token = self.reader.manifest, local.token()
         sizes, digests = dataset.shard_sizes.copy(), dataset.shard_sha256.copy()
         indexes, blobs = dataset.shard_index.copy(), dataset.blob_bytes
@@ -49,11 +60,22 @@ class Erasing:
         for number, records in self.numbers.items():
             info = dataset.shard(number)
             new, gone = self._write(info, records, token)
+            report.add(info.size)
+            report.show()
             sizes[number], indexes[number] = new.size, new.index_checksum
             digests[number] = np.frombuffer(new.sha256, np.uint8)
             erased[info.name] = Successor(new.size, new.sha256, new.index_checksum, gone)
             blobs -= gone
-        return replace(
+        for beside, opening, info in self._values():
+            gone = self._gone_of(opening, info)
+            if gone == info.records:
+                erased[info.name] = Successor(0, bytes(32), 0, gone)
+            elif gone:
+                new = self._write_values(beside, opening, info)
+                erased[info.name] = Successor(new.size, new.sha256, new.index_checksum, gone)
+            report.add(info.size)
+            report.show()
+        after = replace(
             dataset,
             shard_sizes=sizes,
             shard_sha256=digests,
@@ -61,6 +83,35 @@ class Erasing:
             blob_bytes=max(0, blobs),
             erased=erased,
         )
+        return after_erasing(after, after)
+
+    def _values(self) -> list[tuple[Overlay, Opening, ShardInfo]]:
+        """Return the files of values for the shards that are written anew, of all versions."""
+        index, newest = self.reader.index, self.reader.manifest
+        found = {}
+        for one in history(index, newest):
+            opening = after_erasing(one, newest).opening(index)
+            for number in self.numbers:
+                for each in files_of_shard(opening, number):
+                    found[each[-1].name] = each
+        return [*found.values()]
+
+    def _gone_of(self, opening: Opening, info: ShardInfo) -> int:
+        """Return of how many of the records a file has values. Raises DamageError."""
+        with contextlib.closing(open_values(opening, info, PACKED["record"].open)) as file:
+            return int(np.isin(self._rows_of(file), self.numbers[info.number]).sum())
+
+    def _rows_of(self, file: RecordShard) -> Column:
+        """Return the records that a file has values of. Raises DamageError."""
+        return rows_of(file, int(self.reader.manifest.shard_records[file.number]))
+
+    def _write_values(self, beside: Overlay, opening: Opening, info: ShardInfo) -> ShardInfo:
+        """Write a file of values without those of the records. Raises DamageError, StorageError."""
+        gone = {*self.numbers[info.number].tolist()}
+        with contextlib.closing(open_values(opening, info, PACKED["record"].open)) as file:
+            pairs = rows_and_values(file, int(self.reader.manifest.shard_records[file.number]))
+            kept = ((row, value) for row, value in pairs if row not in gone)
+            return write_values(self.folder, opening.dataset_id, beside, info.number, kept, [])
 
     def _write(self, info: ShardInfo, records: Numbers, token: str) -> tuple[ShardInfo, int]:
         """Write one shard anew; return what the manifest will say, and the bytes of blobs erased.
@@ -68,11 +119,11 @@ class Erasing:
         Raises DamageError, StorageError.
         """
         dataset = self.reader.manifest
-        opening = dataset.opening(self.reader.index)
+        opening = replace(dataset.opening(self.reader.index), overlays=())
         with contextlib.closing(open_shard(dataset.format, opening, info)) as shard:
             assert isinstance(shard, RecordShard)
             gone, blobs = {*records.tolist()}, 0
-            schema, id_ = dataset.schema, dataset.dataset_id
+            schema, id_ = dataset.stored_schema, dataset.dataset_id
             writer = ShardWriter(
                 self.folder, token, schema, id_, info.number, dataset.format, version=ERASED
             )
@@ -118,14 +169,6 @@ def choose(folder: str, reader: Reader, numbers: Numbers) -> Erasing:
             f"{printable(folder, 4096)}: its records lie in files of others ({dataset.format}), "
             "which shardio never changes. Nothing was erased. Pack them into shards (`shardio pack "
             f"{printable(folder, 4096)} OUT`), erase there, and remove these files"
-        )
-    if any(one.overlays for one in history(reader.index, dataset)):
-        raise OptionError(
-            f"{printable(folder, 4096)}: a version that is kept has annotated fields, and files "
-            "beside the shards would keep their values of these records. Nothing was erased. Pack "
-            f"it anew (`shardio pack {printable(folder, 4096)} OUT`), erase there, and remove this "
-            "one; or, where only older versions have such fields, remove these: `shardio gc "
-            "--keep-versions 1 --keep 0s`"
         )
     bounds = np.searchsorted(numbers, reader.starts)
     for number in np.flatnonzero(np.diff(bounds)).tolist():

@@ -179,7 +179,7 @@ def _as_packed(base: Manifest, read: SourceOptions | None, restart: bool) -> Pac
     if base.names is not None:
         raise OptionError(
             f"{base.where}: it is an index of files of another format ({base.format}), and has no "
-            "shards of its own: add files there, and run `shardio index --overwrite`"
+            "shards of its own: add files there, and run `shardio index` again"
         )
     options = PackOptions.of(base.options)
     names = ("encode", "quality", "jpeg_tiles", "keep_original", "max_pixels")

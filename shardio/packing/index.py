@@ -7,7 +7,8 @@
 Nothing is copied, and no file of the data is touched. Until the manifest is in place, nothing was
 indexed: an index that fails takes back what it wrote. Meanwhile the folder is locked, as by a
 packer (lock.py). What is in a shard, scan.py knows. The parts of a job array note what they found
-(scan_notes.py), for a last call that makes the manifest of it.
+(scan_notes.py), for a last call that makes the manifest of it. Where an index is there already,
+what became of the files is a new version (reindex.py).
 
 A folder of images is indexed by the very plan that packing would make of it: its runs of files are
 the shards, so that the order of records, and of every epoch, is that of the packed one.
@@ -27,7 +28,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from ..errors import ExistsError, OptionError, ShardioError, SourceError, StorageError, printable
+from ..errors import (
+    BusyError,
+    ExistsError,
+    OptionError,
+    ShardioError,
+    SourceError,
+    StorageError,
+    printable,
+)
 from ..formats import FOREIGN, check_foreign, claims, manifest
 from ..formats.foreign.arrow import splits_in
 from ..formats.foreign.base import MAGIC, sidecar_name
@@ -48,17 +57,20 @@ from .options import PackOptions
 from .parts import Announce, PartOptions, show_closing
 from .plan import make_plan
 from .process_pool import Executor, Progress, check_executor, processes
+from .reindex import How, commit_again, compare
 from .scan import Found, dataset_id_of, manifest_of, scan_all
 from .sources.base import Listing, SourceRequest, renumber
 from .sources.field_names import fields_text
 from .sources.files import DiskFolder, identity, is_ignored
 from .sources.imagefolder import image_folder
 from .sources.trees import lies_there
+from .versions import changing, is_overlay
 
 # Words in names that say which split a file is of, as Hugging Face's own rules have them.
 _SPLIT = re.compile(
     r"(?i)(?<![a-z])(train(?:ing)?|val(?:id(?:ation)?)?|dev|test(?:ing)?|eval(?:uation)?)(?![a-z])"
 )
+_SHOWN = 10  # names of files that are told
 _SIDECAR = re.compile(r"\d{5,}-[0-9a-f]{8}\.index")
 
 
@@ -80,6 +92,17 @@ class Indexed:
     notes: list[str] = field(default_factory=list)  # worth knowing
     seconds: float = 0.0
     part: tuple[int, int] | None = None  # which part was scanned, and of how many; None: all
+    # Of an index that was there, files by their names; of a folder of images these are the images.
+    unchanged: int | None = None  # files that are as they were; None: there was no index
+    new: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
+    compared: int = 0  # files, or runs of images, whose contents were read
+    dropped: int = 0  # records of new and changed files that were dropped before, and stay so
+    lost: int = 0  # annotated records that are not there any more
+    repaired: int = 0  # indexes of files, or runs, as they were that were missing or damaged
+    version: str = ""  # the new one; "": it stays
+    dry_run: bool = False
 
     def __repr__(self) -> str:
         return f"<{str(self).splitlines()[0]}>"
@@ -94,6 +117,8 @@ class Indexed:
         ]
         if self.part is not None:
             return "\n".join([*lines, show_closing(self.part, "indexed")])
+        if self.unchanged is not None:
+            return "\n".join(self._again())
         lines.append(fields_text(self.fields, self.sources) + named)
         if self.format == "imagefolder":
             lines.append(
@@ -113,6 +138,43 @@ class Indexed:
             lines.append(f"open it by {printable(self.out)} with {root}")
         return "\n".join(lines)
 
+    def _again(self) -> Iterator[str]:
+        """Yield lines on what became of the files of an index."""
+        what, took = "image" if self.format == "imagefolder" else "file", ""
+        if not self.dry_run:
+            took = f", in {self.seconds:.1f} s"
+        yield (
+            f"{printable(self.root)}: {self.format}: {show_count(len(self.new), f'new {what}')}, "
+            f"{len(self.changed):,} changed, {len(self.gone):,} gone, {self.unchanged:,} as they "
+            f"were{took}"
+        )
+        for word in ("new", "changed", "gone"):
+            names: list[str] = getattr(self, word)
+            yield from (f"{word}: {printable(name, 4096)}" for name in names[:_SHOWN])
+            if len(names) > _SHOWN:
+                yield f"{word}: ... ({len(names):,})"
+        if self.compared:
+            unit = "run of images" if self.format == "imagefolder" else "file"
+            units = "runs of images" if self.format == "imagefolder" else "files"
+            yield f"the contents of {show_count(self.compared, unit, units)} were compared"
+        if self.dropped:
+            records = show_count(self.dropped, "record")
+            yield f"{records} of new or changed files had been dropped, and stay so"
+        if self.lost:
+            yield f"{show_count(self.lost, 'annotated record')} not found any more"
+        if self.repaired:
+            indexes = show_count(self.repaired, "index", "indexes")
+            yield f"{indexes} had been missing or damaged, and written anew"
+        if self.version:
+            yield f"{show_count(self.records, 'record')} now"
+            yield f"version {self.version}"
+        else:
+            yield (
+                "nothing was changed, since this is a dry run"
+                if self.dry_run
+                else ("all is as it was; the version stays")
+            )
+
 
 def index(
     directory: str | os.PathLike[str],
@@ -124,6 +186,10 @@ def index(
     classes: str | os.PathLike[str] | None = None,
     jobs: int | None = None,
     overwrite: bool = False,
+    checksum: bool = False,
+    gone: str | None = None,
+    forget: bool = False,
+    dry_run: bool = False,
     storage: Storage | None = None,
     executor: Executor | None = None,
     part: tuple[int, int] | str | None = None,
@@ -143,7 +209,14 @@ def index(
                and `label` of common datasets are detected
     classes    another dataset: number the classes of a folder of images as it does
     jobs       processes; default: one for each core
-    overwrite  replace the manifest that is there
+    overwrite  make another dataset in the place of the index that is there: nothing of it is
+               dropped or annotated
+    checksum   of an index that is there: compare the contents of all files, also of those whose
+               size and time are as its last commit noted them
+    gone       "drop": its records go with files that are gone, also if these are more than half
+    forget     records that were dropped or annotated in files that changed, and cannot be found
+               again, are taken for new ones; else this is an error
+    dry_run    say what is new, changed and gone, and change nothing
     storage    a shardio.Storage: how an object store is reached
     executor   a shardio.RayExecutor: a cluster that does it; the folder of the index is shared
     part       (i, n) or "i/n", i from 1 to n: scan only this part of the shards, and make no
@@ -154,9 +227,14 @@ def index(
     progress   called now and then with bytes done and bytes in all
     announce   called with lines to show before the work begins: which part this is
 
-    Raises OptionError, SourceError, DamageError, StorageError, ExistsError, BusyError.
+    Where the files have an index, what became of them is a new version of it: files that are new
+    or changed are indexed, and records that were dropped or annotated stay so: of files that are
+    unchanged by their places, of others by their keys. Raises OptionError, SourceError,
+    DamageError, StorageError, ExistsError, BusyError.
     """
-    check_bool(overwrite=overwrite)
+    check_bool(overwrite=overwrite, checksum=checksum, forget=forget, dry_run=dry_run)
+    if gone not in (None, "drop"):
+        raise OptionError(f"gone is {printable(repr(gone))}; expected 'drop'")
     check_executor(executor)
     storage = check_group("storage", storage, Storage)
     chosen = PartOptions(part=part, parts=parts, stagger_s=stagger_s).begun(announce)
@@ -180,14 +258,42 @@ def index(
         )
     if os.path.realpath(folder) != os.path.realpath(found.root):
         output_dir.refuse_images(LocalDirectory(folder))
-    local.make_directory(folder)
-    _refuse_other(folder, overwrite)
-    dataset_id = dataset_id_of(found, wanted)
-    done = Indexed(folder, found.root, found.format, part=chosen.chosen)
+    done = Indexed(folder, found.root, found.format, part=chosen.chosen, dry_run=dry_run)
     done.ignored, done.notes = found.ignored, found.notes
+    if (before := _indexed(folder, overwrite, done.part)) is not None:
+        how = How(wanted, numbering is not None, checksum, gone, forget, jobs, executor, progress)
+        _index_again(done, found, before, how)
+        done.seconds = time.perf_counter() - began
+        return done
     shards = None if done.part is None else chosen.shards_of(len(found.names))
+    _index_first(done, found, wanted, shards, overwrite, (jobs, progress, executor))
+    done.seconds = time.perf_counter() - began
+    return done
+
+
+def _index_first(
+    done: Indexed,
+    found: Found,
+    wanted: Mapping[str, str],
+    shards: range | None,
+    overwrite: bool,
+    work: tuple[int, Progress | None, Executor | None],
+) -> None:
+    """Scan all files, or a part of them, and write the manifest. Raises as `index` does.
+
+    shards: of the part; None: all. work: processes, progress and executor
+    """
+    folder, (jobs, progress, executor) = done.out, work
+    if done.dry_run:
+        raise OptionError(
+            f"{printable(folder)}: no index is here yet, so there is nothing to compare: leave "
+            "--dry-run out"
+        )
+    local.make_directory(folder)
+    dataset_id = dataset_id_of(found, wanted)
     with _working(folder, dataset_id, shards):
-        _refuse_other(folder, overwrite)  # again: another may have been made a moment ago
+        if _indexed(folder, overwrite, done.part) is not None:  # made a moment ago
+            raise BusyError(f"{printable(folder)}: another index was made here just now: try again")
         numbers = range(len(found.names)) if shards is None else shards
         noted = ((one, scan_notes.load(folder, found, dataset_id, one)) for one in numbers)
         known = {number: note for number, note in noted if note is not None}
@@ -203,8 +309,39 @@ def index(
             output_dir.refuse_unseen(LocalDirectory(folder), names)
         if shards is None:
             _write_manifest(done, manifest_of(found, scanned, wanted, dataset_id), overwrite)
-    done.seconds = time.perf_counter() - began
-    return done
+
+
+def _index_again(done: Indexed, found: Found, before: manifest.Manifest, how: How) -> None:
+    """Make what became of the files a new version of their index. Raises as `index` does."""
+    with contextlib.ExitStack() as owned:
+        if not done.dry_run:
+            before = owned.enter_context(changing(done.out))
+            owned.enter_context(_taking_back(done.out))
+        again = compare(found, before, locate(done.out), how)
+        if how.gone is None and 2 * len(again.gone) > again.unchanged + len(again.gone) + len(
+            again.changed
+        ):
+            raise OptionError(
+                f"{printable(done.out)}: {len(again.gone):,} files of its index, such as "
+                f"{printable(again.gone[0])}, are not in {printable(found.root)}: expected all "
+                "files, new ones included. If they are to go, say so: --gone drop. Nothing was "
+                "changed; --overwrite makes another dataset in its place"
+            )
+        after, done.left_out = before, []
+        if not (again.is_same or done.dry_run):
+            after, done.left_out = commit_again(again, done.out, how)
+            done.version = "" if after is before else after.version_id
+    done.new, done.changed, done.gone = again.new, again.changed, again.gone
+    done.unchanged, done.compared = again.unchanged, again.compared
+    done.dropped, done.lost, done.repaired = again.dropped, again.lost, again.repaired
+    _fill_in(done, after)
+
+
+def _fill_in(done: Indexed, one: manifest.Manifest) -> None:
+    """Fill in what the manifest of an index that was there says."""
+    done.shards, done.records, done.bytes = one.shards, one.records, one.size
+    done.sources, done.fields = one.options.get("fields", {}), dict(one.schema.fields)
+    done.classes = None if one.classes is None else len(one.classes)
 
 
 def _write_manifest(
@@ -605,6 +742,7 @@ def _images(
         listing.ignored,
         list(listing.notes),
         listing.problems,
+        listing,
     )
 
 
@@ -628,22 +766,28 @@ def _each_split(root: str, listings: Mapping[str, Listing], out: str | None) -> 
 # --- the folder that is written -------------------------------------------------------------------
 
 
-def _refuse_other(folder: str, overwrite: bool) -> None:
+def _indexed(
+    folder: str, overwrite: bool, part: tuple[int, int] | None
+) -> manifest.Manifest | None:
+    """Return the index that is in a folder, which is to be gone on from. Raises ExistsError."""
     storage = locate(folder)
     if not storage.exists(manifest.MANIFEST):
-        return
+        return None
     there = None
     with contextlib.suppress(ShardioError):  # a damaged one may be replaced
-        there = manifest.load(storage).format
-    if there in manifest.SUFFIXES:  # its .lmdb shards would be read as LMDB by others
+        there = manifest.load(storage)
+    if there is not None and there.names is None:  # its .lmdb shards would be read as of others
         raise ExistsError(
             f"{printable(folder)}: a packed dataset, which needs no index; one in its place would "
             "replace its manifest, and with it keys, fields and classes"
         )
-    if not overwrite:
+    if not overwrite and (there is None or part is not None):
+        alone = "" if there is None else ", and without --part its files are indexed again"
         raise ExistsError(
             f"{printable(folder)}: holds a {manifest.MANIFEST} already; --overwrite replaces it"
+            f"{alone}"
         )
+    return None if overwrite else there
 
 
 @contextlib.contextmanager
@@ -659,16 +803,22 @@ def _working(folder: str, dataset_id: bytes, shards: range | None) -> Iterator[N
         with owner:
             yield
         return
-    with owner.for_one_call():
-        for name in os.listdir(folder):
-            if local.is_temporary(name) and is_sidecar(folder, name):  # of a part that was killed
+    with owner.for_one_call(), _taking_back(folder):
+        yield
+
+
+@contextlib.contextmanager
+def _taking_back(folder: str) -> Iterator[None]:
+    """Remove after an error what was written meanwhile: indexes, and files of values."""
+    for name in os.listdir(folder):
+        if local.is_temporary(name) and is_sidecar(folder, name):  # of a part that was killed
+            local.remove(os.path.join(folder, name))
+    journal.remove_temporaries(folder)
+    before = set(os.listdir(folder))
+    try:
+        yield
+    except BaseException:
+        for name in sorted(set(os.listdir(folder)) - before):
+            if is_sidecar(folder, name) or is_overlay(folder, name):
                 local.remove(os.path.join(folder, name))
-        journal.remove_temporaries(folder)
-        before = set(os.listdir(folder))
-        try:
-            yield
-        except BaseException:
-            for name in sorted(set(os.listdir(folder)) - before):
-                if is_sidecar(folder, name):
-                    local.remove(os.path.join(folder, name))
-            raise
+        raise

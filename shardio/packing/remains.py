@@ -10,11 +10,12 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..dataset.reader import Reader
 from ..errors import (
     BusyError,
     DamageError,
@@ -25,10 +26,12 @@ from ..errors import (
     printable,
 )
 from ..formats import PACKED, manifest
+from ..formats.base import Column
 from ..formats.erased import after_erasing
 from ..formats.index import key_hash
 from ..formats.manifest import MANIFEST, SPLITS, SUFFIXES, Manifest
-from ..formats.record import RecordShard
+from ..formats.overlay import has_overlay_name, rows_of
+from ..formats.record import RecordShard, erased_in
 from ..formats.version import TAGS, history, kept_id, load_excluded
 from ..names import key_text
 from ..storage import lock
@@ -144,11 +147,28 @@ class _Dataset:
         self._starts = np.cumsum([0, *self.newest.shard_records.tolist()])
         self.named = files_of(self.newest)
         index = locate(folder)
+        # Without its annotated fields: files of theirs are looked at one by one.
+        newest = self.newest
+        stored = replace(newest, schema=newest.stored_schema, overlays=())
+        self._reader = Reader(index, stored)
         self.older = {
             name
             for one in history(index, self.newest)
             for name in files_of(after_erasing(one, self.newest))
         }
+
+    def erased_in(self, number: int) -> Column:
+        """Return the records of a shard whose bytes were erased, by their numbers in it."""
+        if not self.newest.erased or not number < self.newest.shards:
+            return np.empty(0, np.int64)
+        return erased_in(self._reader.shard(number))
+
+    def tell_of_file(self, name: str) -> str:
+        """Say what removes a file that has something of a record that was erased."""
+        folder = printable(self.folder, 4096)
+        if name in self.named:
+            return "the newest version names this file, which no erasing of shardio leaves so"
+        return f"`shardio gc {folder} --keep 0s` removes this file, if shardio wrote it"
 
     def tell(self, name: str, shard: RecordShard, record: int) -> str:
         """Say why a record is still there."""
@@ -177,6 +197,9 @@ def _look(
         found.shards += 1
         found.records += shard.records
         found.erased += len(shard.erased)
+        if has_overlay_name(name):  # its keys are numbers of records
+            yield from _in_values(shard, name, one, found)
+            return
         for record, key in search.in_shard(shard):
             what = "no dataset is in this folder" if one is None else one.tell(name, shard, record)
             text = None if key is None else key_text(key)
@@ -194,6 +217,26 @@ def _look(
         return
     for key, at in search.in_bytes(file):
         yield Left(file.name, None, at, key_text(key), f"the key stands at byte {at:,}")
+
+
+def _in_values(
+    shard: RecordShard, name: str, one: _Dataset | None, found: Sought
+) -> Iterator[Left]:
+    """Yield the values of erased records that a file of a field's values has."""
+    try:
+        if one is None or shard.dataset_id != one.newest.dataset_id:
+            raise DamageError(f"{shard.name}: values of another dataset than the one that is here")
+        gone = one.erased_in(shard.number)
+        rows = rows_of(shard, int(one.newest.shard_records[shard.number])) if len(gone) else gone
+    except (DamageError, LookupError) as error:
+        found.unseen.append(f"not seen: {error}")
+        return
+    for place in np.flatnonzero(np.isin(rows, gone)).tolist():
+        what = (
+            f"it has a value of record {int(rows[place])} of shard {shard.number}, which was "
+            f"erased: {one.tell_of_file(name)}"
+        )
+        yield Left(shard.name, place, shard.offset(place), None, what)
 
 
 def _open(file: File, name: str) -> RecordShard | None:

@@ -13,8 +13,8 @@ import hashlib
 import json
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import OptionError, SourceError, printable
@@ -30,7 +30,7 @@ from ..storage import local
 from ..storage.base import Location
 from ..units import show_count
 from .process_pool import Executor, Progress, Report, run
-from .sources.base import Problem, listed
+from .sources.base import Listing, Problem, listed
 from .sources.field_names import IMAGES, LABELS, check_known_fields, nameable
 
 _CHECK_BYTES = 4 << 20  # between two looks at whether to stop
@@ -64,6 +64,7 @@ class Found:
     ignored: int = 0
     notes: list[str] = field(default_factory=list)
     problems: Sequence[Problem] = ()  # files that cannot be indexed, seen so far
+    listing: Listing | None = None  # of a folder of images: all files
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def scan_all(
 
     Raises SourceError, which lists all files that cannot be indexed.
     """
-    scan = functools.partial(scan_shard, found, folder, dataset_id)
+    scan = functools.partial(scan_shard, replace(found, listing=None), folder, dataset_id)
     numbers, known = range(len(found.names)) if shards is None else shards, known or {}
     left = [number for number in numbers if number not in known]
     report = Report(progress, sum(found.sizes[number] for number in left))
@@ -126,11 +127,19 @@ def scan_all(
 
 
 def manifest_of(
-    found: Found, scanned: Sequence[Scanned], fields: Mapping[str, str], dataset_id: bytes
+    found: Found,
+    scanned: Sequence[Scanned],
+    fields: Mapping[str, str],
+    dataset_id: bytes,
+    known: Scanned | None = None,
 ) -> tuple[manifest.Manifest, list[str]]:
-    """Return the manifest of scanned shards, and the fields left out for their names."""
+    """Return the manifest of scanned shards, and the fields left out for their names.
+
+    known: of those among them that an earlier index scanned, what it says of all of them
+    """
     seen: dict[str, FieldValues] = defaultdict(FieldValues)
-    for shard in scanned:
+    told = [*scanned, known or Scanned()]
+    for shard in told:
         for name, one in shard.seen.items():
             seen[name].types |= one.types
             seen[name].images &= one.images
@@ -142,9 +151,10 @@ def manifest_of(
     renamed = {name: source for name, source in sources.items() if name != source}
     classes = found.classes
     if classes is None and kinds.get(sources.get("label", "")) == "int":
-        classes = _class_names(found, scanned, sources["label"])
+        names = [*found.names, "the files that were indexed before"]
+        classes = _class_names(found.root, zip(names, told, strict=True), sources["label"])
     options = {**found.options, "fields": renamed}
-    rows, size = max((shard.row_group for shard in scanned), key=lambda one: one[1])
+    rows, size = max((shard.row_group for shard in told), key=lambda one: one[1])
     if rows:
         options["row_group"] = {"rows": rows, "bytes": size}
     result = manifest.make(
@@ -154,16 +164,18 @@ def manifest_of(
         schema=Schema([(KEY, "key"), *((name, kinds[its]) for name, its in sources.items())]),
         classes=classes,
         options=options,
-        blob_bytes=sum(shard.blobs for shard in scanned),
+        blob_bytes=sum(shard.blobs for shard in told),
         names=tuple(found.names),
     )
     return result, left_out
 
 
-def _class_names(found: Found, scanned: Sequence[Scanned], label: str) -> tuple[str, ...] | None:
+def _class_names(
+    root: str, scanned: Iterable[tuple[str, Scanned]], label: str
+) -> tuple[str, ...] | None:
     """Return the names of the classes that the files have for a field. Raises SourceError."""
     named: dict[tuple[str, ...], str] = {}  # the first file that has these classes
-    for name, shard in zip(found.names, scanned, strict=True):
+    for name, shard in scanned:
         if (classes := shard.classes.get(label)) is not None:
             named.setdefault(classes, name)
     if len(named) > 1:
@@ -172,7 +184,7 @@ def _class_names(found: Found, scanned: Sequence[Scanned], label: str) -> tuple[
             for classes, name in list(named.items())[:2]
         )
         raise SourceError(
-            f"{printable(found.root)}: its files have other classes for {printable(label)!r}, so "
+            f"{printable(root)}: its files have other classes for {printable(label)!r}, so "
             f"the same number would mean two things: {shown}. Index them apart, by --files"
         )
     return next(iter(named), None)

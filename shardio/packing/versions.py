@@ -27,7 +27,7 @@ from ..errors import (
     printable,
     there_are,
 )
-from ..formats import manifest
+from ..formats import manifest, sha256
 from ..formats.foreign.base import sidecar_name
 from ..formats.manifest import GROWN, MANIFEST, Commit, Manifest
 from ..formats.overlay import has_overlay_name, rows_that_differ
@@ -35,6 +35,7 @@ from ..formats.record import MAGIC as RECORDS
 from ..formats.version import (
     TAGS,
     Numbers,
+    changed_since,
     check_tag,
     dump_excluded,
     dump_tags,
@@ -47,10 +48,11 @@ from ..formats.version import (
     load_kept,
     load_tags,
     load_version,
+    readable,
     sidecar_magic,
 )
 from ..names import key_text
-from ..storage.base import path_in
+from ..storage.base import Location, path_in
 from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate
 from ..storage.options import Storage
@@ -58,6 +60,7 @@ from ..units import check_bool, show_count
 from . import output_dir
 
 _SHOWN = 10  # keys that are named
+_OF_COMMIT = ("commit", "version", "library", "erased")  # not of what is shown
 
 # --- commit ---------------------------------------------------------------------------------------
 
@@ -188,6 +191,7 @@ class Version:
     tags: tuple[str, ...] = ()
     split: str = ""  # "": the dataset has no splits
     erased: int = 0  # records of it that were erased since: it cannot be read any more
+    changed: int = 0  # files of others in it that changed since: the same
 
     def __str__(self) -> str:
         what = ", ".join(f"{count:,} {name}" for name, count in sorted(self.changes.items()))
@@ -195,6 +199,8 @@ class Version:
         when = f"{self.time or '-':<20}  {printable(self.command):<8}"
         records = show_count(self.records, "record")
         gone = f"  {self.erased:,} erased since: cannot be read" if self.erased else ""
+        if self.changed:
+            gone += f"  {show_count(self.changed, 'file')} changed since: cannot be read"
         return f"{self.id}  {when}  {records}{f' ({what})' if what else ''}{tags}{gone}"
 
 
@@ -227,16 +233,19 @@ def log(path: str | os.PathLike[str], *, storage: Storage | None = None) -> Log:
         tags, newest = load_tags(index), manifest.load(index)
         for one in history(index, newest):
             gone = erased_count(index, one, newest)
-            found.versions.append(_described(one, tags, split, gone))
+            changed = len(changed_since(one, newest))
+            found.versions.append(_described(one, tags, split, gone, changed))
     return found
 
 
-def _described(one: Manifest, tags: Mapping[str, str], split: str = "", erased: int = 0) -> Version:
+def _described(
+    one: Manifest, tags: Mapping[str, str], split: str = "", erased: int = 0, changed: int = 0
+) -> Version:
     """Describe a version for people."""
     own = tuple(sorted(tag for tag, of in tags.items() if of == one.version_id))
     this = one.commit or Commit(None, "", "pack" if one.names is None else "index", {})
     named = one.version_id, this.time or None, this.command, dict(this.changes)
-    return Version(*named, one.records, own, split, erased)
+    return Version(*named, one.records, own, split, erased, changed)
 
 
 # --- diff -----------------------------------------------------------------------------------------
@@ -279,9 +288,11 @@ def diff(
     Only keys of records that differ are read, and values that were annotated. Raises OptionError,
     NotPackedError, DamageError.
     """
-    index = locate(path, storage)
+    index, data = locate(path, storage), None
+    if storage is not None and storage.root is not None:
+        data = locate(storage.root, storage)
     before, after = load_version(index, old), load_version(index, new)
-    readers = Reader(index, before), Reader(index, after)
+    readers = Reader(index, before, root=data), Reader(index, after, root=data)
     gone, come = _keys_of_one(*readers), _keys_of_one(*reversed(readers))
     fields = _fields_that_differ(before, after)
     both = (gone & come) | _keys_of_other_values(*readers)
@@ -293,10 +304,10 @@ def diff(
 
 def _keys_of_one(one: Reader, other: Reader) -> set[bytes]:
     """Return the keys of the records that only the first of two versions has."""
-    keys = set[bytes]()
+    keys, places = set[bytes](), _same_shards(one.manifest, other.manifest)
     for shard, count in enumerate(one.manifest.shard_records.tolist()):
-        there = shard < other.manifest.shards and _same(one.manifest, other.manifest, shard)
-        records = other.dropped_in(shard) if there else np.arange(count)
+        there = places.get(shard)
+        records = np.arange(count) if there is None else other.dropped_in(there)
         own = np.setdiff1d(records, one.dropped_in(shard)).tolist()
         keys |= {one.shard(shard).key(record) for record in own}
     return keys
@@ -312,26 +323,31 @@ def _fields_that_differ(one: Manifest, other: Manifest) -> list[str]:
 def _keys_of_other_values(one: Reader, other: Reader) -> set[bytes]:
     """Return the keys of the records in both versions of which an annotated field differs."""
     keys = set[bytes]()
-    for shard in range(min(one.manifest.shards, other.manifest.shards)):
-        names = _names_that_differ(one.manifest, other.manifest, shard)
-        if not names or not _same(one.manifest, other.manifest, shard):
+    for shard, there in _same_shards(one.manifest, other.manifest).items():
+        pairs = ((one.manifest, shard), (other.manifest, there))
+        sides = [{(o.field, o.files.get(number)) for o in of.overlays} for of, number in pairs]
+        names = {name for name, _ in sides[0] ^ sides[1]}
+        if not names:
             continue
-        both, start = (one.shard(shard), other.shard(shard)), int(one.starts[shard])
+        both = one.shard(shard), other.shard(there)
         for record in {row for name in names for row in rows_that_differ(*both, name)}:
-            if None not in (one.place(start + record), other.place(start + record)):
+            own, now = int(one.starts[shard]) + record, int(other.starts[there]) + record
+            if None not in (one.place(own), other.place(now)):
                 keys.add(both[0].key(record))
     return keys
 
 
-def _names_that_differ(one: Manifest, other: Manifest, shard: int) -> set[str]:
-    """Return the fields whose files of values for a shard are not the same in two versions."""
-    sides = [{(o.field, o.files.get(shard)) for o in of.overlays} for of in (one, other)]
-    return {name for name, _ in sides[0] ^ sides[1]}
+def _same_shards(one: Manifest, other: Manifest) -> dict[int, int]:
+    """Return by the numbers of the shards of a version those of the same files in another one."""
+    there = {(name, digest): number for number, name, digest in _files(other)}
+    found = {number: there.get((name, digest)) for number, name, digest in _files(one)}
+    return {number: place for number, place in found.items() if place is not None}
 
 
-def _same(one: Manifest, other: Manifest, shard: int) -> bool:
-    """Return whether the shard of this number is the same file in two versions."""
-    return bool(np.array_equal(one.shard_sha256[shard], other.shard_sha256[shard]))
+def _files(one: Manifest) -> Iterator[tuple[int, str, bytes]]:
+    """Yield the numbers, names and SHA-256 of shards."""
+    for number, digest in enumerate(map(bytes, one.shard_sha256)):
+        yield number, str(number) if one.names is None else one.names[number], digest
 
 
 # --- tag and restore ------------------------------------------------------------------------------
@@ -366,29 +382,62 @@ def tag(
         return _described(one, tags)
 
 
-def restore(path: str | os.PathLike[str], version: str) -> Version:
+def restore(
+    path: str | os.PathLike[str], version: str, *, root: str | os.PathLike[str] | None = None
+) -> Version:
     """Make the newest version what an older one was, by a new commit.
 
     path     the directory of one dataset
     version  the older one, by its id or its tag
+    root     where files of others are, when `shardio index --out` put their index elsewhere
 
-    Raises OptionError where the files of that version are gone, BusyError, NotPackedError.
+    Files of others must be there as they were then. Raises OptionError where the files of that
+    version are gone, or others, BusyError, NotPackedError. Where the newest one is so already, it
+    stays, and is returned: whoever was interrupted gives the same command again.
     """
     folder = local_path(path)
     with changing(folder) as newest:
         place = LocalDirectory(folder)
-        old = load_version(place, version)
+        old = find_version(place, version)
+        if others := changed_since(old, newest):
+            _refuse_changed(old, place, place if root is None else locate(root), others)
+        else:
+            old = readable(place, old, newest)
         missing = [name for name in sorted(files_of(old)) if not place.exists(name)]
         if missing:
             raise OptionError(
                 f"{path_in(place, missing[0])}: version {old.version_id} needs this file, and it "
                 "was removed"
             )
+        same = replace(old, **{name: getattr(newest, name) for name in _OF_COMMIT})
+        if same.dump() == newest.dump():
+            return _described(newest, load_tags(place))
         ids = [load_excluded(place, one) for one in (newest, old)]
         changes = {
             "added": max(0, old.stored_records - newest.stored_records),
             "removed": max(0, newest.stored_records - old.stored_records),
-            "dropped": len(np.setdiff1d(ids[1], ids[0])),
-            "brought back": len(np.setdiff1d(ids[0], ids[1])),
         }
+        if old.names is None or old.names == newest.names:  # else numbers are of other records
+            changes["dropped"] = len(np.setdiff1d(ids[1], ids[0]))
+            changes["brought back"] = len(np.setdiff1d(ids[0], ids[1]))
         return _described(commit(folder, newest, old, "restore", changes, {}), load_tags(place))
+
+
+def _refuse_changed(old: Manifest, index: Location, data: Location, numbers: Sequence[int]) -> None:
+    """Raise OptionError where files of others are not as they were in a version.
+
+    numbers: of those that the newest version has not, or not as they were
+    """
+    for number in numbers:
+        info, why = old.shard(number), "is not as it was then"
+        try:
+            if sha256(old.format, old.opening(index, data), info) == info.sha256:
+                continue
+        except FileNotFoundError:
+            why = "is not there (if the data lies elsewhere, say where: --root DIR)"
+        except DamageError as error:
+            why = f"is not as it was then: {error}"
+        raise OptionError(
+            f"{path_in(data, info.name)}: it {why}. Version {old.version_id} has this file, and "
+            "it changed since: bring it back first. Nothing was changed"
+        )

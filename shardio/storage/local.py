@@ -287,6 +287,13 @@ def write_file(directory: str, name: str, data: bytes, *, replace: bool = True) 
         draft.commit(name, replace=replace)
 
 
+def free_bytes(path: str) -> int:
+    """Return the bytes that may still be written below a directory. Raises StorageError."""
+    with _explained(path, "look at"):
+        found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
 def make_directory(path: str) -> None:
     """Create a directory and its parents, durably; one that is there already is fine."""
     if os.path.isdir(path):

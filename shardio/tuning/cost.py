@@ -130,7 +130,8 @@ class TrainingJob:
         )
         self.records = epoch.records
         self.record_bytes = manifest.mean_bytes
-        self.dataset_bytes = round(float(_shard_means(manifest) @ epoch.shard_records))
+        beside = sum(one.size for one in manifest.overlays)  # all of it, whatever is read
+        self.dataset_bytes = round(float(_shard_means(manifest) @ epoch.shard_records)) + beside
         self.shards = int((epoch.shard_records > 0).sum())  # that have records
         self.consumers = partition.num_workers * ranks
         self.local_consumers = partition.num_workers * local  # on a machine

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from support.trees import (
 )
 
 from shardio.dataset import sequence as sequences
+from shardio.packing.annotate import annotate
 from shardio.packing.writer import Writer
+from shardio.tuning.explain import explain
 
 
 def keys_of(out: Path) -> list[str]:
@@ -38,6 +41,26 @@ def test_info_says_what_is_in_there(out: Path) -> None:
     assert facts["bytes"] == sum(path.stat().st_size for path in shards(out))
     assert facts["options"]["seed"] == 0
     assert facts["format_version"] == json.loads((out / "manifest.json").read_bytes())["version"]
+
+
+def test_info_tells_what_lies_beside_the_shards(out: Path) -> None:
+    assert (
+        shardio_json("info", out)["annotated"] == {} and "beside" not in shardio("info", out).stdout
+    )
+    keys = keys_of(out)
+    annotate(out, {key: {"caption": f"words on {key}"} for key in keys})
+    annotate(out, {keys[0]: {"caption": "one", "label": 1}})
+    files = [path for path in out.glob("overlay-*")]
+    facts = shardio_json("info", out)
+    assert [*facts["annotated"]] == ["caption", "label"]
+    assert sum(facts["annotated"].values()) == sum(path.stat().st_size for path in files)
+    assert re.search(
+        r"^beside +annotated: caption \(\S+ K?i?B\), label \(\S+ K?i?B\)$",
+        shardio("info", out).stdout,
+        re.M,
+    )
+    before = explain(out).dataset_bytes
+    assert before == facts["bytes"] + sum(facts["annotated"].values())
 
 
 def test_info_of_the_environment_names_versions_and_pil() -> None:

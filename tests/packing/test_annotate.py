@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import servers
+from support.object_stores import ObjectStore
 from support.packing import pack_raw, png_folder
 from support.small_datasets import jpeg
 from support.trees import content, noise, plant, shardio, shardio_json, shards
@@ -39,7 +42,7 @@ from shardio.packing.drop import drop
 from shardio.packing.export import export
 from shardio.packing.gc import gc
 from shardio.packing.index import index
-from shardio.packing.versions import diff, log, restore
+from shardio.packing.versions import diff, log, restore, tag
 from shardio.storage import ranges
 from shardio.storage.location import locate
 from shardio.viewer.results import Query
@@ -755,3 +758,50 @@ def test_nothing_stays_of_a_call_that_failed(out: Path) -> None:
     with pytest.raises(SampleError, match=f"{keys[7]}: field 'text'"):
         annotate(out, {key: {"text": "\ud800" if key == keys[7] else "y"} for key in keys})
     assert content(out) == before
+
+
+@pytest.mark.parametrize("server", ["s3", "http"])
+def test_a_cache_has_the_values_of_a_server(
+    annotated: Path, tmp_path: Path, bucket: ObjectStore, server: str
+) -> None:
+    """What was read once is read again, of all versions, when the server has no shard any more."""
+    tag(annotated, "whole")
+    keys = keys_of(annotated)
+    annotate(annotated, {keys[0]: {"caption": "corrected"}})
+    drop(annotated, keys=keys[1:3])
+    expected = {
+        version: {
+            one["__key__"]: repr(one) for one in api.open(annotated, version=version, decode=None)
+        }
+        for version in (None, "whole")
+    }
+    with contextlib.ExitStack() as stack:
+        stack.callback(ranges.close)
+        options = None
+        if server == "s3":
+            bucket.put_folder(annotated, "data/")
+            url = f"{bucket.url}/data"
+            options = {**bucket.options, "client_options": {"allow_http": True}}
+        else:
+            shutil.copytree(annotated, tmp_path / "www/data")
+            url = stack.enter_context(servers.nginx(tmp_path / "www")).url + "/data"
+        storage = api.Storage(cache=tmp_path / "cache", cache_bytes="1GiB", options=options)
+        for number in range(2):
+            for version, rows in expected.items():
+                more = {"version": version, "storage": storage}
+                data = ShardDataset(url, decode=None, shuffle_buffer=5, seed=number, **more)
+                assert {one["__key__"]: repr(one) for one in data} == rows
+            # Of numbers alone the index is read, which a cache keeps with the records around it.
+            names = [path.name for path in overlays(annotated)]
+            gone = [name for name in names if not numbers(annotated / name)]
+            gone += [path.name for path in annotated.glob("0*.shard")]
+            if server == "s3":
+                bucket.delete([f"data/{name}" for name in gone])
+            else:
+                for name in gone:
+                    (tmp_path / "www/data" / name).unlink(missing_ok=True)
+
+
+def numbers(path: Path) -> bool:
+    """Whether a file of values is one of a field of numbers, by its header."""
+    return any(name in path.read_bytes()[:200] for name in (b"score", b"label"))

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,7 @@ from shardio import (
     ShardDataset,
     ShardLoader,
     StateError,
+    StorageError,
     native,
     pack,
     verify,
@@ -34,6 +36,7 @@ from shardio.errors import VersionError
 from shardio.formats import manifest, open_shard
 from shardio.formats.index import key_hash
 from shardio.formats.record import FRAME, LARGE, RecordEncoder, RecordShard, erased_in
+from shardio.packing.annotate import annotate
 from shardio.packing.copy import copy
 from shardio.packing.drop import drop
 from shardio.packing.gc import gc
@@ -570,3 +573,145 @@ def test_the_command_says_what_it_did(out: Path) -> None:
     found = shardio_json("drop", out, "--where", "label=class1", "--erase")
     assert found["erased"] == count and found["shards"] >= 2
     assert f"{2 + count} erased" in shardio("verify", out).stdout
+
+
+# --- values beside the shards ---------------------------------------------------------------------
+
+
+def everywhere(folder: Path, text: str) -> list[str]:
+    """The files that have a text."""
+    return [path.name for path in sorted(folder.iterdir()) if text.encode() in path.read_bytes()]
+
+
+@pytest.fixture
+def annotated(either: Path) -> tuple[Path, list[str]]:
+    """Captions, a part of them given twice, scores of some, and other labels; and the keys."""
+    keys = keys_of(either)
+    annotate(either, {key: {"caption": f"old words on {key}"} for key in keys})
+    annotate(either, {key: {"caption": f"new words on {key}"} for key in keys[:6]})
+    annotate(either, {key: {"score": 0.25 + i} for i, key in enumerate(keys[:3])}, missing="none")
+    annotate(either, {key: {"label": 2} for key in keys[:2]})
+    return either, keys
+
+
+def test_values_beside_the_shards_are_erased_too(annotated: Any) -> None:
+    out, keys = annotated
+    gone = [keys[0], keys[9]]
+    before = {one["__key__"]: one for one in api.open(out, decode=None)}
+    done = drop(out, keys=gone, erase=True)
+    assert (done.records, done.erased, done.shards) == (2, 2, 2)
+    left = verify(out, dropped=gone).damages
+    assert any("which was erased: `shardio gc" in one.what for one in left)
+    assert any(one.shard.rpartition("/")[2].startswith("overlay-") for one in left)
+    for key in gone:
+        assert everywhere(out, f"words on {key}")
+    gc(out, keep_s=0)
+    for key in gone:
+        assert everywhere(out, f"words on {key}") == everywhere(out, key) == []
+    assert verify(out, dropped=gone).damages == verify(out, sha256=True).damages == []
+    now = {one["__key__"]: one for one in api.open(out, decode=None)}
+    assert now == {key: one for key, one in before.items() if key not in gone}
+    assert [one["caption"] for one in ShardDataset(out, decode=None, shuffle=False)] == [
+        one["caption"] for one in now.values()
+    ]
+    annotate(out, {keys[1]: {"caption": "again"}})
+    assert api.open(out, decode=None)[0]["caption"] == "again"
+
+
+def test_all_values_of_a_shard_can_be_erased(annotated: Any) -> None:
+    out, keys = annotated
+    drop(out, keys=keys[:4], erase=True)  # all of the first shard, and all scores
+    gc(out, keep_s=0)
+    assert verify(out, sha256=True).damages == verify(out, dropped=keys[:4]).damages == []
+    data = api.open(out, decode=None)
+    assert data.keys() == keys[4:] and data[0]["caption"] == f"new words on {keys[4]}"
+    assert data.columns("score").tolist() == [None] * 20
+    drop(out, keys=keys[4:], erase=True)
+    gc(out, keep_s=0)
+    assert everywhere(out, "words on") == []
+    assert verify(out).damages == []
+
+
+def test_versions_that_had_dropped_them_are_read_from_the_new_files(annotated: Any) -> None:
+    out, keys = annotated
+    drop(out, keys=keys[:2])
+    tag(out, "dropped")
+    before = [*api.open(out, decode=None)]
+    annotate(out, {keys[2]: {"caption": "later"}, keys[5]: {"caption": "later"}})
+    drop(out, keys=keys[:2], erase=True)
+    for _ in range(2):
+        assert [*api.open(out, version="dropped", decode=None)] == before
+        gc(out, keep_s=0)
+    assert everywhere(out, f"words on {keys[0]}") == []
+    assert diff(out, "dropped").changed == sorted([keys[2], keys[5]])
+    drop(out, keys=keys[3:4], erase=True)  # what followed is followed by others
+    gc(out, keep_s=0)
+    with pytest.raises(OptionError, match="1 of its records were erased"):
+        api.open(out, version="dropped")
+    assert everywhere(out, f"words on {keys[3]}") == []
+    assert api.open(out, decode=None).keys() == keys[2:3] + keys[4:]
+
+
+def test_values_that_only_an_older_version_has_are_erased(annotated: Any) -> None:
+    out, keys = annotated
+    restore(out, log(out).versions[-1].id)  # without any
+    assert "caption" not in api.open(out, decode=None)[0]
+    drop(out, keys=keys[:1], erase=True)
+    gc(out, keep_s=0)
+    assert everywhere(out, f"words on {keys[0]}") == []
+    assert everywhere(out, f"words on {keys[1]}")
+    assert verify(out, dropped=keys[:1]).damages == []
+
+
+def test_a_value_of_an_erased_record_that_is_left_is_named(annotated: Any) -> None:
+    out, keys = annotated
+    there = {path: path.read_bytes() for path in out.glob("overlay-*")}
+    drop(out, keys=keys[:1], erase=True)
+    gc(out, keep_s=0)
+    assert verify(out, dropped=keys[:1]).damages == []
+    for path, data in there.items():
+        path.write_bytes(data)
+    left = verify(out, dropped=keys[:1]).damages
+    assert len(left) == 4 and all(
+        "of record 0 of shard 0, which was erased" in x.what for x in left
+    )
+    path = next(out.glob("overlay-00001-*"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    (out / "overlay-00000-00000000.shard").write_bytes(data)  # of another name, and damaged
+    assert len(verify(out, dropped=keys[:1]).damages) >= 4
+
+
+def test_no_room_for_new_files_is_told_before_any_is_written(
+    annotated: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, keys = annotated
+    before = content(out)
+    monkeypatch.setattr(local, "free_bytes", lambda path: 1000)
+    with pytest.raises(
+        StorageError, match=r"writes 1 shard anew, which takes up to .*1,000 B are free"
+    ):
+        drop(out, keys=keys[:1], erase=True)
+    assert content(out) == before
+    assert drop(out, keys=keys[:1]).records == 1  # which writes a few bytes
+
+
+def test_progress_counts_what_is_written(annotated: Any) -> None:
+    out, keys = annotated
+    seen = list[tuple[int, int]]()
+    drop(out, keys=keys[:10], erase=True, progress=lambda done, total: seen.append((done, total)))
+    assert len(seen) > 3 and seen == sorted(seen) and seen[-1][0] == seen[-1][1] > 0
+
+
+@pytest.mark.parametrize("what", [b'"overlay-../../x.shard"', b'"overlay-00000-0000000z.shard"'])
+def test_a_forged_name_of_a_file_of_values_is_damage(annotated: Any, what: bytes) -> None:
+    out, keys = annotated
+    drop(out, keys=keys[:1], erase=True)
+    body = b"".join((out / "manifest.json").read_bytes().splitlines(keepends=True)[:-2])
+    name = re.search(rb'"erased": \[\[("[^"]*")', body)
+    assert name is not None
+    forged = body.replace(name[1], what, 1)
+    seal = b'"sha256": "%s"\n}\n' % hashlib.sha256(forged).hexdigest().encode()
+    (out / "manifest.json").write_bytes(forged + seal)
+    with pytest.raises(DamageError, match=r"manifest\.json: not a manifest"):
+        api.open(out)

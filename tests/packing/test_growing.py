@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.trees import content, noise, plant
+from support.trees import noise, plant
 
 import shardio as api
 from shardio import OptionError, ShardDataset, ShardLoader, Writer, pack, unpack, verify
@@ -15,7 +15,7 @@ from shardio.packing.copy import copy
 from shardio.packing.drop import drop
 from shardio.packing.gc import gc
 from shardio.packing.update import update
-from shardio.packing.versions import diff, log, restore
+from shardio.packing.versions import diff, log
 
 
 def keys_of(out: Path) -> list[str]:
@@ -56,21 +56,6 @@ def test_an_update_leaves_what_was_annotated(out: Path, source: Path) -> None:
     found = dict(zip(data.keys(), data.targets.tolist(), strict=True))
     assert found[keys[0]] == before[0] == 2
     assert found[keys[1]] == int(keys[1][5])  # a new file: as its folder says
-
-
-def test_erasing_is_refused_where_values_beside_the_shards_would_stay(out: Path) -> None:
-    keys, first = keys_of(out), log(out).versions[0].id
-    annotate(out, {key: {"caption": f"of {key}"} for key in keys})
-    before = content(out)
-    with pytest.raises(OptionError, match="annotated fields"):
-        drop(out, keys=keys[:1], erase=True)
-    assert content(out) == before
-    restore(out, first)
-    with pytest.raises(OptionError, match="--keep-versions 1"):
-        drop(out, keys=keys[:1], erase=True)
-    gc(out, keep_s=0, keep_versions=1)
-    assert not list(out.glob("overlay-*"))
-    assert drop(out, keys=keys[:1], erase=True).erased == 1
 
 
 def test_what_was_erased_stays_so_whatever_comes_later(out: Path, more: Path, source: Path) -> None:

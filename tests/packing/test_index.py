@@ -157,6 +157,7 @@ def test_names_of_fields_can_be_chosen(tars: Path) -> None:
     assert library.open(tars, decode=None)[1]["meta"] == {"n": 1}
     with pytest.raises(OptionError, match="no field is called 'png'; there are"):
         index(tars, fields={"image": "png"}, overwrite=True)
+    (tars / "manifest.json").write_bytes(b"{}")
     with pytest.raises(ExistsError, match="--overwrite replaces it"):
         index(tars)
 

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import shutil
 import socket
 from pathlib import Path
 from typing import IO, Any
@@ -371,3 +372,9 @@ def test_where_mounts_cannot_be_read_nothing_is_assumed(monkeypatch: pytest.Monk
 
 def test_this_machine_s_mounts_are_understood(tmp_path: Path) -> None:
     assert local._file_system(str(tmp_path)) != ""
+
+
+def test_free_bytes_are_those_of_the_file_system(tmp_path: Path) -> None:
+    assert 0 < local.free_bytes(str(tmp_path)) <= shutil.disk_usage(tmp_path).total
+    with pytest.raises(StorageError, match=r"none: cannot look at: No such file"):
+        local.free_bytes(str(tmp_path / "none"))

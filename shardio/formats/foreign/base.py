@@ -293,6 +293,13 @@ def dump(
     return body + _U64.pack(checksum(body))
 
 
+def renumbered(data: bytes, number: int) -> bytes:
+    """Return an index, of which `load` found that it is right, for a shard of another number."""
+    magic, version, kind, zero, _, *rest = _HEADER.unpack_from(data)
+    body = _HEADER.pack(magic, version, kind, zero, number, *rest) + data[_HEADER.size : -8]
+    return body + _U64.pack(checksum(body))
+
+
 def sidecar_name(number: int, index_checksum: int) -> str:
     """Return the name of a shard's index: its number and the start of its own checksum."""
     return f"{number:05d}-{index_checksum >> 32:08x}{SUFFIX}"

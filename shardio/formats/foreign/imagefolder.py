@@ -241,6 +241,12 @@ class ImageFolderShard(ForeignShard):
         return self._file.path(record)
 
 
+def described_keys(description: bytes) -> list[bytes]:
+    """Return the keys of a run, by its description. Raises ValueError."""
+    keys: bytes = unpack(description)["keys"]
+    return keys.split(b"\0") if keys else []
+
+
 def describe(keys: Sequence[bytes], sizes: Column, labels: Sequence[int] | None) -> bytes:
     """Return the description of a run, with which it is opened."""
     return pack(

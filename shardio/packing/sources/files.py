@@ -57,7 +57,12 @@ _OF_SYSTEMS = frozenset(
 )  # fmt: skip
 _LEFT = _OF_MANAGERS | _OF_SYSTEMS
 _FIRST = frozenset(b"".join(name[:1] + name[:1].upper() for name in _LEFT))
-_OWN = re.compile(rb"manifest\.json|\d{5,}-[0-9a-f]{8}\.index")  # what `shardio index` writes
+# What `shardio index` writes, and the commands that change what it indexed.
+_OWN = re.compile(
+    rb"(manifest(-[0-9a-f]{16})?|tags)\.json|\d{5,}-[0-9a-f]{8}\.index|"
+    rb"(excluded|sources)-[0-9a-f]{8}\.bin|overlay-\d{5,}-[0-9a-f]{8}\.shard"
+)
+_ENDS = (b"json", b"ndex", b".bin", b"hard")
 _SHOWN = 20  # names that are noted
 _LOOKED = 3  # folders that are looked into to tell what a folder is
 Above = tuple[tuple[int, int], ...]  # devices and inodes of a folder and those it lies in
@@ -446,7 +451,7 @@ class Walk:
 
 def is_own(name: bytes) -> bool:
     """Tell whether a file on top is one of `shardio index`."""
-    return name[-4:] in (b"json", b"ndex") and _OWN.fullmatch(name) is not None  # 0.1 us, not 0.3
+    return name[-4:] in _ENDS and _OWN.fullmatch(name) is not None  # 0.1 us, not 0.3
 
 
 MISSING = "there is no such file"
