@@ -25,14 +25,13 @@ from ..formats.version import NONE, SourceNotes, load_sources
 from ..names import KEY
 from ..storage.location import locate
 from ..units import check_bool, refuse_options, show_count, show_size
-from .grow import Call, Growth, Split, grow, grown_lines
+from .grow import PLAIN, Call, Growth, Split, grow, grown_lines, note_new
 from .options import ADVICE, PackOptions, PathLike, SourceOptions
 from .parts import Announce
 from .process_pool import Progress
 from .sources.base import Rejected
 from .versions import version_lines
 
-_PLAIN = ("imagefolder", "files")  # sources whose records are files, and nothing else
 _CHOICES = (None, "drop", "keep")
 
 
@@ -154,7 +153,7 @@ class _Found:
         self._records = ShardSequence(self._reader, decoder, rows, text=False)
         self.notes = load_sources(index, split.base)
         joins = growth.request.joins
-        plain = growth.request.kind in _PLAIN and not (joins.tables or joins.boxes)
+        plain = growth.request.kind in PLAIN and not (joins.tables or joins.boxes)
         self._trusts = plain and not checksum and self.notes is not None
         there = self._records.stored_keys()
         for what, keys in (("the dataset", there), ("the source", self.listing.keys)):
@@ -268,13 +267,5 @@ def _noted(found: dict[str, _Found], one: Split, records: int) -> SourceNotes | 
     listing = each.listing
     for place, number in each.same:
         notes.put(number, int(listing.sizes[place]), int(listing.mtimes[place]))
-    number = each.split.base.stored_records
-    rejected = {key for key, _ in one.job.problems} if one.job is not None else set()
-    for shard in range(one.job.plan.shards if one.job is not None else 0):
-        assert one.job is not None
-        keys, sizes, times, *_ = one.job.plan.rows(shard)
-        for key, size, changed_ns in zip(keys, sizes.tolist(), times.tolist(), strict=True):
-            if key not in rejected:
-                notes.put(number, size, changed_ns)
-                number += 1
+    note_new(one, notes)
     return notes

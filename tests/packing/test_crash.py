@@ -34,8 +34,9 @@ from support.trees import (
 
 from shardio.dataset import sequence as sequences
 from shardio.errors import NotPackedError
+from shardio.packing.commit import commit
 from shardio.packing.options import PlanOptions
-from shardio.packing.pack import commit, pack
+from shardio.packing.pack import pack
 from shardio.packing.verify import verify
 from shardio.storage import local
 
