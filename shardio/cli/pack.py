@@ -359,6 +359,7 @@ UPDATE = Command(
     "packing.update:update packing.append:append packing.options:SourceOptions",
     *_GROWS,
     option("--checksum"),
+    option("--assume-unchanged"),
     option(
         "--gone",
         text="records that the source has not any more: drop (default, but not of more than half "

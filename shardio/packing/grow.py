@@ -437,16 +437,30 @@ def _add_shards(
         side, data = known.dump(after.dataset_id)
         after, files = replace(after, sources=side), {**files, side.name: data}
     added = sum(info.records for info in infos)
+    _list_left_out(one)
     new = commit(one.folder, newest, after, command, changes(one, added), files)
     done.versions[one.name] = new.version_id
     done.added += added
     done.shards += len(infos)
     done.bytes += sum(info.size for info in infos)
-    if one.job is not None and one.job.problems:
-        place = LocalDirectory(one.folder)
-        before = journal.own_rejected(place) or []
-        journal.write_rejected(place, sorted({*before, *one.job.problems}))
+    if one.job is not None:
         done.rejected += [(key_text(key), why) for key, why in one.job.problems]
+
+
+def _list_left_out(one: Split) -> None:
+    """Write the list of what a split leaves out, without what it is about to have."""
+    place, problems = LocalDirectory(one.folder), one.job.problems if one.job is not None else []
+    before = journal.own_rejected(place) or []
+    if not before and not problems:
+        return
+    listed, left_out, gone = dict([*before, *problems]), dict(problems), {*one.gone.tolist()}
+    has = {key for key, numbers in one.alike(listed).items() if not gone.issuperset(numbers)}
+    rows = one.job.plan.all_rows() if one.job is not None else []
+    has |= {key for of in rows for key in of.keys if key in listed and key not in left_out}
+    if after := sorted((key, why) for key, why in listed.items() if key not in has):
+        journal.write_rejected(place, after)
+    else:
+        journal.remove_rejected(place)
 
 
 def note_new(one: Split, notes: SourceNotes) -> None:
@@ -468,7 +482,10 @@ def grown_lines(classes: Sequence[str], rejected: Sequence[tuple[str, str]]) -> 
     lines = [f"new classes: {some(classes)}"] if classes else []
     if rejected:
         left = show_count(len(rejected), "file")
-        lines.append(f"{left} left out; {journal.REJECTED} lists what, and why")
+        lines.append(f"{left} left out; {journal.REJECTED} lists those that no record is of:")
+        shown = rejected[:_SHOWN]
+        lines += [f"  {printable(key)}: {why}" for key, why in shown]
+        lines += [f"  ... and {len(rejected) - _SHOWN:,} more"] * (len(rejected) > _SHOWN)
     return lines
 
 

@@ -43,6 +43,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dataset.reader import Reader
 from ..errors import (
     DamageError,
     ExistsError,
@@ -53,7 +54,6 @@ from ..errors import (
     printable,
 )
 from ..formats import begins_packed, manifest
-from ..formats.index import key_hash
 from ..formats.sample import Schema, pack_columns, unpack_columns
 from ..formats.version import MAGICS
 from ..names import key_bytes, key_text
@@ -589,16 +589,8 @@ def own_rejected(place: Target) -> list[Problem] | None:
 
 def _holds_one(place: Target, keys: Sequence[bytes]) -> bool:
     """Return whether the dataset in a place, if one is there, has one of these keys."""
-    wanted, hashes = set(keys), np.array([*map(key_hash, keys)], np.uint32)
     with contextlib.suppress(NotPackedError, DamageError, StorageError, VersionError, OSError):
-        committed = manifest.load(place)
-        for number in range(committed.shards):
-            name = committed.shard(number).name
-            with contextlib.closing(place.open(name)) as file:
-                shard = open_own(file, name)
-                places = np.flatnonzero(np.isin(shard.key_hashes, hashes))
-                if any(shard.key(place) in wanted for place in places.tolist()):
-                    return True
+        return any(Reader(place, manifest.load(place)).with_keys({*keys}))
     return False
 
 
