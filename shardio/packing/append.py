@@ -175,6 +175,8 @@ def _leave_out_alike(one: Split, on_duplicate: str) -> list[bytes]:
     Returns the keys that are left out.
     """
     assert one.listing is not None
+    if one.finished:
+        _leave_out_finished(one)
     alike = one.alike(one.listing.keys)
     if on_duplicate == "replace":
         one.replaced = alike
@@ -182,6 +184,16 @@ def _leave_out_alike(one: Split, on_duplicate: str) -> list[bytes]:
     fresh = [at for at, key in enumerate(one.listing.keys) if key not in alike]
     one.listing = one.listing.take(np.array(fresh, np.int64))
     return sorted(alike)
+
+
+def _leave_out_finished(one: Split) -> None:
+    """Leave out of a listing what the same command committed before it was killed."""
+    assert one.listing is not None
+    listing = one.listing
+    about = zip(listing.sizes.tolist(), listing.mtimes.tolist(), strict=True)
+    pairs = enumerate(zip(listing.keys, about, strict=True))
+    left = [at for at, (key, of) in pairs if one.finished.get(key) != of]
+    one.listing = listing.take(np.array(left, np.int64))
 
 
 def _replaced_by(one: Split, job: Job) -> dict[bytes, list[int]]:

@@ -91,6 +91,10 @@ def _is_begun(folder: str) -> bool:
 def _commit_parts(out: str, run: Run, progress: Progress | None, within: str) -> list[Packed]:
     """Check what parts built in a directory, and commit it."""
     splits = output_dir.begun_splits(out, within)
+    if within and splits:  # what came while parts were begun is known to some of them only
+        there = manifest.datasets(out)
+        begun = [name for name, at in there.items() if os.path.lexists(os.path.join(at, WORK))]
+        splits = [*dict.fromkeys([*splits, *begun])]
     work = {}
     with resumable(), contextlib.ExitStack() as owners:
         for name in splits or [""]:

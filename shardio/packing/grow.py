@@ -69,6 +69,8 @@ class Split:
     gone: Numbers = field(default_factory=lambda: NONE)  # numbers of the records that go
     replaced: dict[bytes, list[int]] = field(default_factory=dict)  # and those, by key, if it came
     job: Job | None = None  # None: nothing is new
+    # Size and time of each file, by key, of a commit that was killed before it had cleaned up.
+    finished: dict[bytes, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def work(self) -> str:
@@ -160,7 +162,7 @@ class Growth:
             source=self.request.kind or "imagefolder",
             where=describe_conditions(self.request.where) if self.request.where else None,
             split=one.name,
-            splits=names if one.name else [],
+            splits=[],
         )
         size = None
         if options.encode is not None and options.pixels is not None:
@@ -168,6 +170,8 @@ class Growth:
             size = len(ppm_header(height, width)) + 3 * height * width
         planned = make_plan(one.listing, options, size)
         planned = planned.added_to(one.base.dataset_id, one.base.shards)
+        if one.name:  # known to the commit, and no part of what makes a plan another one
+            planned = replace(planned, options=replace(planned.options, splits=names))
         if self.call.ahead:
             planned = prepare(planned, one.listing.source, self.request)
         lock.refuse_if_busy(one.work, part=not self.run.is_whole)
@@ -371,16 +375,27 @@ def _remove_others(one: Split, whole: bool) -> None:
 
     whole: no part is meant, which may not disturb others.
     """
-    if whole and os.path.lexists(os.path.join(one.folder, lock.JOURNAL)):
-        with changing(one.folder):  # which removes what was left
-            pass
+    if whole:
+        _clean_up(one.folder)
     with contextlib.suppress(FileNotFoundError, DamageError, NotPackedError):
         if not one.fits:
             with output_dir.own_unfinished(one.work) as owner:
-                if not one.takes(journal.parse(owner.journal(), one.work)):
+                head = owner.journal()
+                if not one.takes(plan := journal.parse(head, one.work, owner.read)):
+                    if journal.is_committed(one.work, head):
+                        for rows in plan.all_rows():
+                            about = zip(rows.sizes.tolist(), rows.mtimes.tolist(), strict=True)
+                            one.finished |= zip(rows.keys, about, strict=True)
                     owner.clean()
     if whole:
         output_dir.remove_working_directory(one.work, [""])
+
+
+def _clean_up(folder: str) -> None:
+    """Remove what a change of a dataset left that was killed."""
+    if os.path.lexists(os.path.join(folder, lock.JOURNAL)):
+        with changing(folder):
+            pass
 
 
 def commit_grown(
@@ -397,6 +412,8 @@ def commit_grown(
         if changed or one.classes != one.base.classes or len(one.gone) or one.must_commit:
             with changing(one.folder) as newest:
                 _add_shards(one, newest, done, command, changes, notes)
+        else:
+            _clean_up(one.folder)
     for one in work:
         if one.job is not None and one.job.owner is not None:
             one.job.owner.clean()

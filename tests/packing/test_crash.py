@@ -34,6 +34,7 @@ from support.trees import (
 
 from shardio.dataset import sequence as sequences
 from shardio.errors import NotPackedError
+from shardio.packing.append import append
 from shardio.packing.commit import commit
 from shardio.packing.options import PlanOptions
 from shardio.packing.pack import pack
@@ -58,6 +59,7 @@ class Scene:
     code: int = 0
     replaces: bool = False
     where: str = ""  # the dataset, under OUT
+    after: Callable[[Path, Path], Any] = lambda source, out: None  # what others do, to finish it
 
 
 def build(source: Path, out: Path, **options: Any) -> None:
@@ -67,6 +69,21 @@ def build(source: Path, out: Path, **options: Any) -> None:
 def parts(source: Path, out: Path) -> None:
     for part in (1, 2):
         build(source, out, part=(part, 2))
+
+
+def append_part(source: Path, out: Path, part: str) -> None:
+    append(source.parent / "more", out, jobs=1, part=part, on_duplicate="skip")
+
+
+def parts_of_append(source: Path, out: Path) -> None:
+    build(source, out)
+    for part in ("1/2", "2/2"):
+        append_part(source, out, part)
+
+
+def rest_of_append(source: Path, out: Path) -> None:
+    append_part(source, out, "2/2")
+    commit(out, jobs=1)
 
 
 SCENES = {
@@ -87,6 +104,19 @@ SCENES = {
         build,
         replaces=True,
     ),
+    "append a part": Scene(
+        ["append", "SRC/../more", "OUT", "--jobs", "1", "--on-duplicate", "skip", "--part", "1/2"],
+        build,
+        replaces=True,
+        after=rest_of_append,
+    ),
+    "append splits": Scene(
+        ["append", "SRC/../more splits", "OUT", "--jobs", "1", "--on-duplicate", "skip"],
+        lambda source, out: build(source.parent / "splits", out),
+        replaces=True,
+        where="train",
+    ),
+    "commit of an append": Scene(["commit", "OUT", "--jobs", "1"], parts_of_append, replaces=True),
     "update": Scene(["update", "SRC/../more", "OUT", "--jobs", "1"], build, replaces=True),
     "drop": Scene(["drop", "OUT", "--keys", "SRC/../keys.txt"], build, replaces=True),
 }
@@ -105,6 +135,10 @@ class Stage:
         split = images(1, 2, 200)
         plant(
             folder / "splits", {f"{n}/{k!s}": v for n in ("train", "val") for k, v in split.items()}
+        )
+        plant(
+            folder / "more splits",
+            {f"{n}/{k!s}": v for n in ("train", "val") for k, v in images(2, 3, 150).items()},
         )
         self.number = 0
         self.undisturbed: dict[str, dict[bytes, bytes | None]] = {}
@@ -129,6 +163,7 @@ class Stage:
             log = self.folder / f"{name}.log"
             done = self.strace(scene, out, "-y", "-o", str(log))
             assert done.returncode == scene.code, done.stderr
+            scene.after(self.source, out)
             self.undisturbed[name] = content(out)
             self.calls[name] = changing(log.read_text(), str(out.parent))
             kinds = {call for call, _ in self.calls[name]}
@@ -165,8 +200,9 @@ class Stage:
             assert not (out / scene.where / "manifest.json").exists()
         done = shardio(*self.arguments(scene, out), code=None)
         # A commit that was killed at its very end has nothing left to do.
-        late = name == "commit" and there and "nothing to commit" in done.stderr
+        late = name.startswith("commit") and there and "nothing to commit" in done.stderr
         assert late or done.returncode == scene.code, done.stderr
+        scene.after(self.source, out)
         assert content(out) == old, sorted(content(out).keys() ^ old.keys())
         return there
 
