@@ -113,6 +113,7 @@ if TYPE_CHECKING:
     from .order.options import Order as Order
     from .packing.annotate import annotate as annotate
     from .packing.append import append as append
+    from .packing.commit import commit as commit
     from .packing.copy import copy as copy
     from .packing.drop import drop as drop
     from .packing.export import export as export
@@ -121,7 +122,6 @@ if TYPE_CHECKING:
     from .packing.options import ImageOptions as ImageOptions
     from .packing.options import PlanOptions as PlanOptions
     from .packing.options import SourceOptions as SourceOptions
-    from .packing.pack import commit as commit
     from .packing.pack import pack as pack
     from .packing.pack import plan as plan
     from .packing.ray_executor import RayExecutor as RayExecutor
@@ -161,7 +161,7 @@ _HOMES = {
     "append": "packing.append",
     "bench": "tuning.bench",
     "collate": "dataset.collate",
-    "commit": "packing.pack",
+    "commit": "packing.commit",
     "copy": "packing.copy",
     "diff": "packing.versions",
     "drop": "packing.drop",

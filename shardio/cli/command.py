@@ -296,8 +296,8 @@ GROUPS = {
         "spans nodes memory"
     ),
     "How to run": (
-        "jobs executor address part parts stagger wait on-error restart dry-run work-dir loader "
-        "seconds quick"
+        "jobs executor address plan part parts stagger wait on-error restart dry-run work-dir "
+        "loader seconds quick"
     ),
     "Object stores": "store-option timeout target-option",
     "Options": "",  # that only one command has

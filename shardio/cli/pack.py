@@ -68,8 +68,11 @@ def _quoted(path: str | os.PathLike[str]) -> str:
     return shlex.quote(printable(os.fspath(path)))
 
 
-def _group(call: dict[str, Any]) -> None:
-    """Read conditions and names of fields, and put options into the groups that `pack` takes."""
+def _group(call: dict[str, Any], *groups: str) -> None:
+    """Read conditions and names of fields, and put options into groups.
+
+    groups: of those that `pack` takes; default: all
+    """
     from ..order.subset import conditions
     from ..packing.options import GROUPS
 
@@ -78,13 +81,14 @@ def _group(call: dict[str, Any]) -> None:
     call["where"] = conditions(where) if where else None
     if (files := call.pop("split_files", None)) is not None:
         call["split_files"] = read_fields(files, option="--split-files")
-    for group, kind in GROUPS.items():
+    for group in groups or GROUPS:
+        kind = GROUPS[group]
         named = [one.name for one in dataclasses.fields(kind)]
         call[group] = kind(**{name: call.pop(name) for name in named if name in call})
 
 
 def _commit(output: Output, **call: Any) -> int:
-    from ..packing.pack import commit
+    from ..packing.commit import commit
 
     with output.progress("looking", "checking", "committing") as progress:
         done = commit(**call, progress=progress, announce=output.announce)
@@ -113,7 +117,17 @@ def _show(
 def _append(output: Output, **call: Any) -> int:
     from ..packing.append import append
 
-    return _grow(output, append, call, "appending")
+    words = [call["source"], call["out"]]
+    advice = f"next: shardio commit {_quoted(call['out'])}, when all parts are built"
+    if call.get("plan"):
+        line = " ".join(map(_quoted, words))
+        advice = (
+            f"next: shardio append {line} --part I/N for I from 1 to N, then shardio commit "
+            f"{_quoted(call['out'])}"
+        )
+    elif "part" not in call:
+        advice = ""
+    return _grow(output, append, call, "appending", "" if call.get("dry_run") else advice)
 
 
 def _update(output: Output, **call: Any) -> int:
@@ -122,15 +136,16 @@ def _update(output: Output, **call: Any) -> int:
     return _grow(output, update, call, "updating")
 
 
-def _grow(output: Output, grow: Callable[..., Any], call: dict[str, Any], stage: str) -> int:
+def _grow(
+    output: Output, grow: Callable[..., Any], call: dict[str, Any], stage: str, advice: str = ""
+) -> int:
     """Append to a dataset, or update it, and show what was done. Returns the exit code."""
-    _group(call)
-    for group in ("images", "plan"):  # which are as the dataset was packed
-        del call[group]
+    _group(call, "read")  # all else is as the dataset was packed
     with output.progress("listing", stage, "committing") as progress:
         done = grow(**call, progress=progress, announce=output.announce)
     rejected = [{"key": key, "reason": why} for key, why in done.rejected]
-    output.show(done, facts=vars(done) | {"rejected": rejected})
+    lines = [str(done), *([paint(advice, "hint", sys.stdout)] if advice else [])]
+    output.show("\n".join(lines), facts=vars(done) | {"rejected": rejected})
     return SKIPPED if done.rejected else DONE
 
 
@@ -275,7 +290,7 @@ COMMIT = Command(
     "commit",
     "commit what the parts of a packing built",
     _commit,
-    "packing.pack:commit packing.pack:pack",
+    "packing.commit:commit packing.pack:pack",
     option("out", "OUT", "the directory that the parts packed into"),
     option("--parts", "N", "how many parts there are: what is missing is told by part, too"),
     option(
@@ -312,6 +327,15 @@ APPEND = Command(
     _append,
     "packing.append:append packing.options:SourceOptions",
     *_GROWS,
+    *EXECUTOR,
+    option(
+        "--part",
+        "I/N",
+        "build only part I of N, then `shardio commit`; auto: the part that SLURM, torchrun or "
+        "Kubernetes gives this process",
+    ),
+    *PARTS[1:],
+    option("--plan", text="only list the source, once for all parts"),
     option(
         "--on-duplicate",
         text="of a key that is there: nothing is appended (default), the record that is there "
@@ -322,6 +346,7 @@ APPEND = Command(
     examples=(
         "shardio append new-photos packed",
         "shardio append photos packed --on-duplicate skip",
+        "shardio append new-photos packed --part 1/8  # then shardio commit packed",
     ),
     resume_hint=lambda options: "" if options.get("dry_run") else RESUME_HINT,
     forks=True,
@@ -334,6 +359,7 @@ UPDATE = Command(
     "packing.update:update packing.append:append packing.options:SourceOptions",
     *_GROWS,
     option("--checksum"),
+    option("--assume-unchanged"),
     option(
         "--gone",
         text="records that the source has not any more: drop (default, but not of more than half "

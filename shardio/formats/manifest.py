@@ -376,12 +376,15 @@ def choose_split(storage: Location, split: str | None) -> Location:
     raise OptionError(f"{shown}: holds one dataset and no splits; leave split={named} out")
 
 
-def planned_splits(root: str) -> list[str]:
-    """Return the splits of an unfinished packing under a folder, by what lies in one of them."""
+def planned_splits(root: str, within: str = "") -> list[str]:
+    """Return the splits of an unfinished packing under a folder, by what lies in one of them.
+
+    within: the folder in each split where it is packed; default: the split's own
+    """
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(root)):
             with contextlib.suppress(ShardioError, OSError, LookupError, TypeError, ValueError):
-                options = _options(os.path.join(root, name))
+                options = _options(os.path.join(root, name, within))
                 if options["split"] == from_file_name(name) and are_names(options["splits"]):
                     return options["splits"]
     return []

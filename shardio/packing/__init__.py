@@ -8,6 +8,7 @@ Its files:
     plan           which record goes into which shard
     earlier_plan   a plan that `shardio plan` made before: the packing goes on under it
     parts          which part of the shards this process works on, as its scheduler says
+    commit         what the parts of a packing, or of an append, built is committed
     missing        what parts have not built yet
     output_dir     what is refused in the place that is packed into, and who owns its directory
     journal        the unfinished packing on disk, which is gone on with

@@ -1,21 +1,30 @@
-"""Append records to a packed dataset: what is new in a source, by its keys (grow.py)."""
+"""Append records to a packed dataset: what is new in a source, by its keys (grow.py).
+
+The parts of a job array build the same shards, each its own, and `shardio commit` commits them: it
+knows from their plan which records are new, and which take the place of one with the same key.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..dataset.reader import Reader
 from ..errors import OptionError, printable
+from ..formats import manifest
+from ..formats.version import SourceNotes, load_sources
 from ..names import key_text
 from ..storage.location import locate
 from ..units import check_bool, refuse_options, show_count, show_size
-from .grow import Call, Split, grow, grown_lines, some
+from .grow import PLAIN, Call, Growth, Split, commit_grown, grow, grown_lines, note_new, some
+from .job import Job
 from .options import ADVICE, PathLike, SourceOptions
-from .parts import Announce
-from .process_pool import Progress
+from .packed import Packed
+from .parts import Announce, PartOptions
+from .process_pool import Executor, Progress
 from .versions import version_lines
 
 _CHOICES = ("error", "skip", "replace")
@@ -36,18 +45,25 @@ class Appended:
     rejected: list[tuple[str, str]] = field(default_factory=list)  # key, reason
     versions: dict[str, str] = field(default_factory=dict)  # the new ones, by split
     dry_run: bool = False
+    part: tuple[int, int] | None = None  # only this one was built, and of how many; not committed
+    planned: bool = False  # only the plan was made
 
     def __repr__(self) -> str:
         return f"<{str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
-        verb = "would be appended" if self.dry_run else "appended"
-        shards = f" in {show_count(self.shards, 'shard')}, {show_size(self.bytes)}"
-        took = "" if self.dry_run else f"{shards}, in {self.seconds:.1f} s"
+        verb, size = "appended", f", {show_size(self.bytes)}"
+        if self.part:
+            verb, size = "built ({} of {}, not committed)".format(*self.part), ""
+        if self.dry_run or self.planned:
+            verb = "would be appended" if self.dry_run else "planned"
+        took = f" in {show_count(self.shards, 'shard')}"
+        if not self.planned:
+            took = "" if self.dry_run else f"{took}{size}, in {self.seconds:.1f} s"
         records = show_count(self.added, "record")
         lines = [f"{printable(self.out, 4096)}: {records} {verb}{took if self.added else ''}"]
         if self.replaced:
-            lines.append(f"{self.replaced:,} of these replace a record with the same key")
+            lines.append(_replaced_line(self.replaced))
         if self.skipped:
             lines.append(f"{show_count(self.skipped, 'record')} were there, by their keys")
         lines += grown_lines(self.classes, self.rejected)
@@ -63,6 +79,11 @@ def append(
     on_duplicate: str = "error",
     read: SourceOptions | None = None,
     jobs: int | None = None,
+    executor: Executor | None = None,
+    part: tuple[int, int] | str | None = None,
+    parts: int | None = None,
+    stagger_s: float = 0.0,
+    plan: bool = False,
     on_error: str = "raise",
     restart: bool = False,
     dry_run: bool = False,
@@ -78,6 +99,14 @@ def append(
                   that is there stays; "replace": it is dropped, and the new one appended
     read          what of the source is packed, and under which names: shardio.SourceOptions
     jobs          processes; default: one for each core
+    executor      a shardio.RayExecutor: a cluster that builds the shards
+    part          (i, n) or "i/n", i from 1 to n: build only this part of the new shards; when all
+                  are built, `commit(out)` appends them. "auto": the part that SLURM, torchrun or
+                  Kubernetes gives this process
+    parts         the number of parts, if part is "auto": Kubernetes does not say it
+    stagger_s     wait first, for a random time up to so many seconds, so that many parts do not
+                  list the source all at once
+    plan          only list the source, and leave the plan in OUT: parts then list nothing
     on_error      "raise": one SourceError lists all files that cannot be packed, and nothing is
                   appended; "skip": they are left out, and OUT/rejected.jsonl lists them
     restart       drop an unfinished `append` of another source
@@ -91,21 +120,46 @@ def append(
     BusyError, NotPackedError, DamageError, StorageError.
     """
     began = time.monotonic()
-    check_bool(dry_run=dry_run, restart=restart)
+    check_bool(dry_run=dry_run, plan=plan, restart=restart)
     if on_duplicate not in _CHOICES:
         raise OptionError(
             f"on_duplicate is {printable(repr(on_duplicate))}; expected 'error', 'skip' or "
             "'replace'"
         )
-    call = Call(read, jobs, on_error, restart, dry_run, progress, announce)
+    share = PartOptions(part=part, parts=parts, stagger_s=stagger_s)
+    if plan and part is not None:
+        raise OptionError("part: a plan is of all parts; give it to `shardio append` without plan")
+    told = dry_run, progress, announce
+    call = Call(read, jobs, on_error, restart, *told, part=share, executor=executor, ahead=plan)
     growth = grow(source, out, call)
-    done = Appended(growth.folder, classes=growth.new_classes, dry_run=dry_run)
+    done = Appended(growth.folder, classes=growth.new_classes, dry_run=dry_run, planned=plan)
+    _choose(growth, on_duplicate, done)
+    if dry_run:
+        pass
+    elif plan:
+        for job in growth.plan():
+            done.shards += job.write_plan().shards
+    elif part is not None:
+        _build_part(growth, done)
+    else:
+        committed = growth.build_and_commit("append", _changes, _noted)
+        done = replace(done, **vars(committed))
+        done.replaced = sum(len(one.gone) for one in growth.work)
+    done.seconds = time.monotonic() - began
+    return done
+
+
+def _choose(growth: Growth, on_duplicate: str, done: Appended) -> None:
+    """Choose what is new, and what it replaces. Raises OptionError for keys that are there."""
     alike = list[bytes]()
     for one in growth.work:
         if one.listing is not None:
             alike += _leave_out_alike(one, on_duplicate)
             done.added += len(one.listing.keys)
-            done.replaced += len(one.gone)
+        elif one.job is not None:
+            one.replaced = _replaced_by(one, one.job)
+            done.added += one.job.plan.records
+        done.replaced += sum(map(len, one.replaced.values()))
     if alike and on_duplicate == "error":
         raise OptionError(
             f"{printable(growth.folder)}: it has {show_count(len(alike), 'record')} of the source "
@@ -113,15 +167,6 @@ def append(
             "what becomes of them: --on-duplicate skip or replace"
         )
     done.skipped = len(alike)
-    if not dry_run:
-        committed = growth.build_and_commit("append", _changes)
-        done = replace(done, **vars(committed))
-    done.seconds = time.monotonic() - began
-    return done
-
-
-def _changes(one: Split, added: int) -> dict[str, int]:
-    return {"added": added, "replaced": len(one.gone)}
 
 
 def _leave_out_alike(one: Split, on_duplicate: str) -> list[bytes]:
@@ -130,12 +175,84 @@ def _leave_out_alike(one: Split, on_duplicate: str) -> list[bytes]:
     Returns the keys that are left out.
     """
     assert one.listing is not None
-    reader = Reader(locate(one.folder), one.base)
-    alike = [*reader.with_keys(set(one.listing.keys))]
+    if one.finished:
+        _leave_out_finished(one)
+    alike = one.alike(one.listing.keys)
     if on_duplicate == "replace":
-        one.gone = np.array([reader.starts[at] + record for at, record, _ in alike], np.int64)
+        one.replaced = alike
         return []
-    found = {key for *_, key in alike}
-    fresh = [at for at, key in enumerate(one.listing.keys) if key not in found]
+    fresh = [at for at, key in enumerate(one.listing.keys) if key not in alike]
     one.listing = one.listing.take(np.array(fresh, np.int64))
-    return sorted(found)
+    return sorted(alike)
+
+
+def _leave_out_finished(one: Split) -> None:
+    """Leave out of a listing what the same command committed before it was killed."""
+    assert one.listing is not None
+    listing = one.listing
+    about = zip(listing.sizes.tolist(), listing.mtimes.tolist(), strict=True)
+    pairs = enumerate(zip(listing.keys, about, strict=True))
+    left = [at for at, (key, of) in pairs if one.finished.get(key) != of]
+    one.listing = listing.take(np.array(left, np.int64))
+
+
+def _replaced_by(one: Split, job: Job) -> dict[bytes, list[int]]:
+    """Return what the records of a plan replace: with a key that is there, only that was asked."""
+    return one.alike(key for rows in job.plan.all_rows() for key in rows.keys)
+
+
+def _build_part(growth: Growth, done: Appended) -> None:
+    """Build the part of the shards that was asked for."""
+    with contextlib.ExitStack() as owners:
+        results = [job.result for job in growth.build(owners)]
+    done.part = growth.run.plan.chosen
+    done.added = sum(one.records for one in results)
+    done.shards = sum(one.built + one.kept for one in results)
+    done.rejected = [problem for one in results for problem in one.rejected]
+    done.replaced = 0  # which the commit does
+
+
+def _changes(one: Split, added: int) -> dict[str, int]:
+    return {"added": added, "replaced": len(one.gone)}
+
+
+def _noted(one: Split, records: int) -> SourceNotes | None:
+    """Note the files of the new records, where those of others are noted."""
+    notes = load_sources(locate(one.folder), one.base)
+    if notes is None or one.job is None or one.job.plan.options.source not in PLAIN:
+        return None
+    notes = notes.grown(records)
+    note_new(one, notes)
+    return notes
+
+
+def _replaced_line(count: int) -> str:
+    return f"{count:,} of these replace a record with the same key"
+
+
+def commit_appended(out: str, built: Mapping[str, Job]) -> list[Packed]:
+    """Commit what parts built for a dataset, or for its splits, by their names.
+
+    Raises BusyError, where something else was appended meanwhile, and as `commit` does.
+    """
+    classes = next(iter(built.values())).plan.classes
+    work = []
+    for name, folder in manifest.datasets(out).items():
+        base, job = manifest.load(locate(folder)), built.get(name)
+        work.append(Split(name, folder, base, None, classes or base.classes, job=job))
+        if job is not None and not job.result.already:
+            work[-1].replaced = _replaced_by(work[-1], job)
+    done = commit_grown(out, work, "append", _changes, _noted)
+    results = []
+    for one in work:
+        if one.job is not None:
+            result = one.job.result
+            result.out, result.version = one.folder, done.versions.get(one.name)
+            result.committed = True
+            infos = [shard.info for shard in one.job.built if shard.info is not None]
+            result.records = sum(info.records for info in infos)
+            result.bytes = sum(info.size for info in infos)
+            if len(one.gone):
+                result.notes.append(_replaced_line(len(one.gone)))
+            results.append(result)
+    return results

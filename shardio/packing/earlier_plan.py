@@ -20,14 +20,15 @@ from .sources.base import SourceRequest
 _DEFAULTS = PackOptions().record()
 
 
-def earlier_plans(directory: str) -> dict[str, Plan]:
+def earlier_plans(directory: str, within: str = "") -> dict[str, Plan]:
     """Return the plans that were made ahead in OUT, and are not committed, by split.
 
-    None where one of the splits has no such plan.
+    None where one of the splits has no such plan. within: the folder in each dataset where it is
+    packed
     """
     found = {}
-    for name in output_dir.begun_splits(directory) or [""]:
-        folder = manifest.split_folder(directory, name)
+    for name in output_dir.begun_splits(directory, within) or [""]:
+        folder = output_dir.building_folder(directory, name, within)
         try:
             head, read = lock.look(folder)
             planned = journal.parse(head, folder, functools.partial(_read, folder, read))
@@ -96,10 +97,10 @@ def refuse_others(
         lines.append("classes: others, or in another order")
     if lines:
         raise OptionError(
-            f"{printable(out)}: another plan was made here by `shardio plan`:\n"
+            f"{printable(out)}: another plan was made here by `{journal.planner(out)}`:\n"
             + "".join(f"  option {line}\n" for line in lines)
             + "What is not given is as it was planned: leave these options out; or plan anew, with "
-            "`shardio plan --restart`"
+            f"`{journal.planner(out)} --restart`"
         )
     if planned.ahead["root"] != (request.root is not None):
         raise OptionError(

@@ -12,33 +12,47 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from ..errors import BusyError, OptionError, printable
+from ..dataset.reader import Reader
+from ..errors import BusyError, DamageError, NotPackedError, OptionError, printable
 from ..formats import manifest
 from ..formats.manifest import Manifest
 from ..formats.version import NONE, Numbers, SourceNotes, load_excluded
 from ..images.decode import ppm_header
 from ..names import key_text
+from ..order.subset import describe_conditions
 from ..storage import local, lock
 from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate
 from ..units import show_count
 from . import journal, output_dir, reencode, sources
+from .earlier_plan import earlier_plans, refuse_others
 from .job import Job, Run, unpackable
+from .journal import WORK
 from .options import ImageOptions, PackCall, PackOptions, PathLike, PlanOptions, SourceOptions
-from .pack import build_all, list_splits, make_request, resumable, with_kind
-from .parts import Announce
-from .plan import make_plan
-from .process_pool import Progress, Report, processes
+from .pack import (
+    build_all,
+    find_archives,
+    list_splits,
+    make_request,
+    planned_job,
+    resumable,
+    with_kind,
+    without_leftovers,
+)
+from .parts import Announce, PartOptions
+from .plan import Plan, make_plan, prepare
+from .process_pool import Executor, Progress, Report, check_executor, processes
+from .sources.archives.inflate import remove_unpacked
 from .sources.base import Listing, SourceRequest, renumber
 from .versions import changing, commit, with_excluded
 
-WORK = ".shardio-append"  # in the dataset: where its new shards are built
+PLAIN = ("imagefolder", "files")  # sources whose records are files, and nothing else
 _SHOWN = 10  # keys and classes that are named
 
 
@@ -49,16 +63,43 @@ class Split:
     name: str  # "": there are no splits
     folder: str
     base: Manifest
-    listing: Listing | None  # of the source, then of what is new; None: it lacks this split
+    listing: Listing | None  # of the source, then of what is new; None: it is not listed
     classes: tuple[str, ...] | None  # the dataset's, and behind them those that are new
     must_commit: bool = False  # whatever becomes of its records
     gone: Numbers = field(default_factory=lambda: NONE)  # numbers of the records that go
+    replaced: dict[bytes, list[int]] = field(default_factory=dict)  # and those, by key, if it came
     job: Job | None = None  # None: nothing is new
+    # Size and time of each file, by key, of a commit that was killed before it had cleaned up.
+    finished: dict[bytes, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def work(self) -> str:
         """Return the directory where its shards are built."""
         return os.path.join(self.folder, WORK)
+
+    @property
+    def fits(self) -> bool:
+        """Return whether what was begun in that directory goes behind the shards that there are."""
+        head, _ = lock.look(self.work)
+        return self.takes(journal.parse(head, self.work))
+
+    def takes(self, plan: Plan) -> bool:
+        """Return whether the shards of a plan go behind those that there are."""
+        return (plan.dataset_id, plan.first) == (self.base.dataset_id, self.base.shards)
+
+    def settle(self) -> None:
+        """Let go what is replaced, but for records whose new ones could not be packed."""
+        left_out = {key for key, _ in self.job.problems} if self.job is not None else set()
+        numbers = [one for key, of in self.replaced.items() if key not in left_out for one in of]
+        self.gone = np.union1d(self.gone, np.array(numbers, np.int64))
+
+    def alike(self, keys: Iterable[bytes]) -> dict[bytes, list[int]]:
+        """Return those keys that its dataset has, and the numbers of their records."""
+        reader = Reader(locate(self.folder), self.base)
+        found: dict[bytes, list[int]] = {}
+        for at, record, key in reader.with_keys(set(keys)):
+            found.setdefault(key, []).append(int(reader.starts[at]) + record)
+        return found
 
 
 @dataclass(frozen=True)
@@ -72,6 +113,13 @@ class Call:
     dry_run: bool
     progress: Progress | None
     announce: Announce | None
+    part: PartOptions = field(default_factory=PartOptions)
+    executor: Executor | None = None
+    ahead: bool = False  # only the plan is made, for all parts
+
+
+Changes = Callable[[Split, int], Mapping[str, int]]  # of a split with so many new records
+Notes = Callable[[Split, int], SourceNotes | None]  # of the files of all its records, so many
 
 
 @dataclass
@@ -83,38 +131,79 @@ class Growth:
     run: Run
     call: Call
     work: list[Split]
-    new_classes: list[str]
+
+    @property
+    def new_classes(self) -> list[str]:
+        """Return the classes that the dataset has not yet."""
+        first = self.work[0]
+        return [*(first.classes or ())[len(first.base.classes or ()) :]]
+
+    @property
+    def planned(self) -> bool:
+        """Return whether it goes on under plans that were made ahead, and has listed nothing."""
+        return any(one.job is not None for one in self.work)
+
+    def plan(self) -> list[Job]:
+        """Plan the shards of what is new in each listing. Raises SourceError."""
+        new = [one for one in self.work if one.listing is not None and one.listing.keys]
+        for one in self.work:
+            if one in new:
+                one.job = self._job(one, [other.name for other in new])
+            elif one.listing is not None and one.listing.problems and not self.run.skip:
+                raise unpackable(one.listing.problems, self.request.location.url)
+        return [one.job for one in self.work if one.job is not None]
+
+    def _job(self, one: Split, names: list[str]) -> Job:
+        """Plan the shards of one split. names: of all splits for which there is something new."""
+        assert one.listing is not None
+        options = replace(
+            PackOptions.of(one.base.options),
+            format=one.base.format,
+            source=self.request.kind or "imagefolder",
+            where=describe_conditions(self.request.where) if self.request.where else None,
+            split=one.name,
+            splits=[],
+        )
+        size = None
+        if options.encode is not None and options.pixels is not None:
+            height, width = options.pixels
+            size = len(ppm_header(height, width)) + 3 * height * width
+        planned = make_plan(one.listing, options, size)
+        planned = planned.added_to(one.base.dataset_id, one.base.shards)
+        if one.name:  # known to the commit, and no part of what makes a plan another one
+            planned = replace(planned, options=replace(planned.options, splits=names))
+        if self.call.ahead:
+            planned = prepare(planned, one.listing.source, self.request)
+        lock.refuse_if_busy(one.work, part=not self.run.is_whole)
+        return Job(planned, LocalDirectory(one.work), one.work, self.run, self.request)
+
+    def build(self, owners: contextlib.ExitStack) -> list[Job]:
+        """Build the shards of what is new, each in a directory within its dataset.
+
+        These directories are owned until `owners` ends. Raises BusyError, SourceError,
+        SourceChangedError, StorageError.
+        """
+        jobs = [one.job for one in self.work if one.job is not None] or self.plan()
+        if self.run.executor is not None and jobs:
+            owners.enter_context(self.run.executor.connected(self.run.jobs))
+        report = Report(self.call.progress, sum(job.result.source_bytes for job in jobs))
+        build_all(self.request, jobs, owners, report)
+        return jobs
 
     def build_and_commit(
-        self,
-        command: str,
-        changes: Callable[[Split, int], Mapping[str, int]],
-        notes: Callable[[Split, int], SourceNotes | None] = lambda one, records: None,
+        self, command: str, changes: Changes, notes: Notes = lambda one, records: None
     ) -> Grown:
         """Build the shards of what is new, and commit them, split by split.
 
-        changes: how many records a split of so many new ones got, lost and so on. notes: what is
-        known of the files of all its records, of so many. Raises BusyError, SourceError,
-        SourceChangedError, StorageError.
+        Raises as `build` does.
         """
-        done = Grown()
         if self.run.skip:
             for one in self.work:
                 journal.refuse_rejected(LocalDirectory(one.folder), False)
         with resumable(), contextlib.ExitStack() as owners:
-            _build(self, owners)
-            for one in self.work:
-                changed = one.job is not None or self.new_classes or len(one.gone)
-                if not (changed or one.must_commit):
-                    continue
-                with changing(one.folder) as newest:
-                    _add_shards(one, newest, done, command, changes, notes)
-                if one.job is not None and one.job.owner is not None:
-                    one.job.owner.clean()
-                    output_dir.remove_working_directory(one.work, [""])
-            if self.work[0].name:
-                names = [one.name for one in self.work]
-                output_dir.commit_splits(LocalDirectory(self.folder), names)
+            self.build(owners)
+            done = commit_grown(self.folder, self.work, command, changes, notes)
+            remove_unpacked(self.folder)
         return done
 
 
@@ -133,21 +222,65 @@ def grow(source: PathLike, out: PathLike, call: Call) -> Growth:
     """List a source for a packed dataset, or for its splits. Raises OptionError, SourceError.
 
     All records of the source are listed, with the numbers that its classes have in the dataset.
+    Where `append` planned ahead, nothing is listed.
     """
     if call.on_error not in ("raise", "skip"):
         raise OptionError(f"on_error is {call.on_error!r}; expected 'raise' or 'skip'")
+    check_executor(call.executor)
+    chosen = call.part.begun(call.announce, wait=not call.dry_run)
     folder = local_path(out)
     bases = {name: manifest.load(locate(at)) for name, at in manifest.datasets(folder).items()}
-    first = next(iter(bases.values()))
-    packing = _as_packed(first, call.read, call.restart)
-    run = Run(processes(call.jobs), False, packing.plan, call.on_error == "skip")
+    packing = _as_packed(next(iter(bases.values())), call.read, call.restart)
+    plan = replace(packing.plan, part=chosen.part)
+    skip = call.on_error == "skip"
+    run = Run(processes(call.jobs), False, plan, skip, executor=call.executor)
     splits = None if "" in bases else True
     unpacked = None if call.dry_run else folder
     told = call.progress, unpacked, call.announce
     request = make_request(source, packing.read, splits, run.jobs, *told)
-    request = with_kind(request, LocalDirectory(folder), None, None)
+    work = [
+        Split(name, manifest.split_folder(folder, name), base, None, base.classes)
+        for name, base in bases.items()
+    ]
+    growth = Growth(folder, request, run, call, work)
+    if not call.dry_run:
+        for one in work:
+            _remove_others(one, run.is_whole)
+    if not _take_plans(growth, packing):
+        with without_leftovers(request, run):
+            _list(growth, packing)
+    return growth
+
+
+def _take_plans(growth: Growth, packing: PackCall) -> bool:
+    """Take the plans that `append` made ahead for all parts, if it did. Raises OptionError."""
+    if growth.call.restart or growth.call.ahead:
+        return False
+    found = earlier_plans(growth.folder, WORK)
+    there = {one.name: one for one in growth.work}
+    if not found or not all(name in there and there[name].takes(found[name]) for name in found):
+        return False
+    output_dir.check_place(LocalDirectory(growth.folder), growth.request.location)
+    for name, planned in found.items():
+        refuse_others(there[name].work, planned, growth.request, packing, None)
+        there[name].job = planned_job(planned, there[name].work, growth.run, growth.request)
+    classes = next(iter(found.values())).classes
+    for one in growth.work:
+        one.classes = classes or one.base.classes
+    find_archives(found, growth.request, growth.run)
+    return True
+
+
+def _list(growth: Growth, packing: PackCall) -> None:
+    """List the source for all splits. Raises OptionError, SourceError."""
+    folder, call = growth.folder, growth.call
+    request = with_kind(growth.request, LocalDirectory(folder), None, call.executor)
+    if call.ahead:
+        sources.check_pieces(request)
+    growth.request = request
     options = packing.options(request.kind)
     reencode.check_tools(options)
+    bases = {one.name: one.base for one in growth.work}
     names = sources.split_names(request)
     for name in names:
         if name not in bases:
@@ -158,20 +291,16 @@ def grow(source: PathLike, out: PathLike, call: Call) -> Growth:
                 f"has {what}. Give the folder of one, and the directory of one"
             )
     listings = dict(zip(names, list_splits(request, options, names, None), strict=True))
-    classes = _extended(first, listings, request)
-    work = []
-    for name, base in bases.items():
-        listing = listings.get(name)
-        if listing is not None:
+    classes = _extended(growth.work[0].base, listings, request)
+    for one in growth.work:
+        one.classes = classes
+        if (listing := listings.get(one.name)) is not None:
             if classes is not None and listing.classes is not None:
                 listing = renumber(listing, classes)
-            listing = replace(listing, fields=_same_fields(base, listing, request))
+            listing = replace(listing, fields=_same_fields(one.base, listing, request))
             if (keys := listing.source.keys(listing.own_places)) is not None:
                 listing = replace(listing, keys=[*keys])
-        root = manifest.split_folder(folder, name)
-        work.append(Split(name, root, base, listing, classes))
-    known = len(first.classes or ())
-    return Growth(folder, request, run, call, work, [*(classes or ())[known:]])
+            one.listing = listing
 
 
 def _as_packed(base: Manifest, read: SourceOptions | None, restart: bool) -> PackCall:
@@ -241,67 +370,82 @@ def _same_fields(
 # --- shards ---------------------------------------------------------------------------------------
 
 
-def _build(growth: Growth, owners: contextlib.ExitStack) -> None:
-    """Build the shards of what is new, each in a directory within its dataset. Raises SourceError.
+def _remove_others(one: Split, whole: bool) -> None:
+    """Remove what an earlier `append` left that was committed, or that others have overtaken.
 
-    These directories are owned until `owners` ends.
+    whole: no part is meant, which may not disturb others.
     """
-    request, run = growth.request, growth.run
-    for one in growth.work:
-        _remove_committed(one)
-        if one.listing is None:
-            continue
-        if not one.listing.keys:
-            if one.listing.problems and not run.skip:
-                raise unpackable(one.listing.problems, request.location.url)
-            continue
-        options = replace(
-            PackOptions.of(one.base.options),
-            format=one.base.format,
-            source=request.kind or "imagefolder",
-        )
-        size = None
-        if options.encode is not None and options.pixels is not None:
-            height, width = options.pixels
-            size = len(ppm_header(height, width)) + 3 * height * width
-        planned = make_plan(one.listing, options, size)
-        planned = planned.added_to(one.base.dataset_id, one.base.shards)
-        lock.refuse_if_busy(one.work, part=False)
-        one.job = Job(planned, LocalDirectory(one.work), one.work, run, request)
-    jobs = [one.job for one in growth.work if one.job is not None]
-    report = Report(growth.call.progress, sum(job.result.source_bytes for job in jobs))
-    build_all(request, jobs, owners, report)
+    if whole:
+        _clean_up(one.folder)
+    with contextlib.suppress(FileNotFoundError, DamageError, NotPackedError):
+        if not one.fits:
+            with output_dir.own_unfinished(one.work) as owner:
+                head = owner.journal()
+                if not one.takes(plan := journal.parse(head, one.work, owner.read)):
+                    if journal.is_committed(one.work, head):
+                        for rows in plan.all_rows():
+                            about = zip(rows.sizes.tolist(), rows.mtimes.tolist(), strict=True)
+                            one.finished |= zip(rows.keys, about, strict=True)
+                    owner.clean()
+    if whole:
+        output_dir.remove_working_directory(one.work, [""])
 
 
-def _remove_committed(one: Split) -> None:
-    """Remove what an earlier `append` left that was committed, or that others have overtaken."""
-    if os.path.lexists(os.path.join(one.folder, lock.JOURNAL)):
-        with changing(one.folder):  # which removes what was left
+def _clean_up(folder: str) -> None:
+    """Remove what a change of a dataset left that was killed."""
+    if os.path.lexists(os.path.join(folder, lock.JOURNAL)):
+        with changing(folder):
             pass
-    with contextlib.suppress(FileNotFoundError), output_dir.own_unfinished(one.work) as owner:
-        if journal.parse(owner.journal(), one.work, owner.read).first != one.base.shards:
-            owner.clean()
-    output_dir.remove_working_directory(one.work, [""])
+
+
+def commit_grown(
+    folder: str, work: Sequence[Split], command: str, changes: Changes, notes: Notes
+) -> Grown:
+    """Commit the shards that were built for splits, and what else becomes of their records.
+
+    What is left of the building goes when all are committed. Raises BusyError.
+    """
+    done = Grown()
+    for one in work:
+        one.settle()
+        changed = one.job is not None and not one.job.result.already
+        if changed or one.classes != one.base.classes or len(one.gone) or one.must_commit:
+            with changing(one.folder) as newest:
+                _add_shards(one, newest, done, command, changes, notes)
+        else:
+            _clean_up(one.folder)
+    for one in work:
+        if one.job is not None and one.job.owner is not None:
+            one.job.owner.clean()
+            output_dir.remove_working_directory(one.work, [""])
+    if work[0].name:
+        output_dir.commit_splits(LocalDirectory(folder), [one.name for one in work])
+    return done
 
 
 def _add_shards(
-    one: Split,
-    newest: Manifest,
-    done: Grown,
-    command: str,
-    changes: Callable[[Split, int], Mapping[str, int]],
-    notes: Callable[[Split, int], SourceNotes | None],
+    one: Split, newest: Manifest, done: Grown, command: str, changes: Changes, notes: Notes
 ) -> None:
-    """Move new shards beside the others, and commit them."""
-    if newest.shards != one.base.shards or newest.classes != one.base.classes:
+    """Put new shards beside the others, and commit them.
+
+    They keep their names where they were built, too, until that is cleaned up: killed before the
+    commit, nothing is built again.
+    """
+    plan = None if one.job is None else one.job.plan
+    if (
+        newest.shards != one.base.shards
+        or newest.classes != one.base.classes
+        or (plan is not None and not one.takes(plan))
+    ):
         raise BusyError(
             f"{printable(one.folder)}: something else was appended here meanwhile. Nothing was "
             "committed: run it again"
         )
     built = [] if one.job is None else [shard for shard in one.job.built if shard.info is not None]
     infos = [shard.info for shard in built if shard.info is not None]
+    output_dir.refuse_unseen(LocalDirectory(one.work), [info.name for info in infos])
     for info in infos:
-        local.move(os.path.join(one.work, info.name), one.folder)
+        local.share(os.path.join(one.work, info.name), one.folder)
     local.sync_directory(one.folder)
     after = manifest.extended(newest, infos, sum(shard.blob_bytes for shard in built), one.classes)
     dropped = load_excluded(locate(one.folder), newest)
@@ -310,16 +454,44 @@ def _add_shards(
         side, data = known.dump(after.dataset_id)
         after, files = replace(after, sources=side), {**files, side.name: data}
     added = sum(info.records for info in infos)
+    _list_left_out(one)
     new = commit(one.folder, newest, after, command, changes(one, added), files)
     done.versions[one.name] = new.version_id
     done.added += added
     done.shards += len(infos)
     done.bytes += sum(info.size for info in infos)
-    if one.job is not None and one.job.problems:
-        place = LocalDirectory(one.folder)
-        before = journal.own_rejected(place) or []
-        journal.write_rejected(place, sorted({*before, *one.job.problems}))
+    if one.job is not None:
         done.rejected += [(key_text(key), why) for key, why in one.job.problems]
+
+
+def _list_left_out(one: Split) -> None:
+    """Write the list of what a split leaves out, without what it is about to have."""
+    place, problems = LocalDirectory(one.folder), one.job.problems if one.job is not None else []
+    before = journal.own_rejected(place) or []
+    if not before and not problems:
+        return
+    listed, left_out, gone = dict([*before, *problems]), dict(problems), {*one.gone.tolist()}
+    has = {key for key, numbers in one.alike(listed).items() if not gone.issuperset(numbers)}
+    rows = one.job.plan.all_rows() if one.job is not None else []
+    has |= {key for of in rows for key in of.keys if key in listed and key not in left_out}
+    if after := sorted((key, why) for key, why in listed.items() if key not in has):
+        journal.write_rejected(place, after)
+    else:
+        journal.remove_rejected(place)
+
+
+def note_new(one: Split, notes: SourceNotes) -> None:
+    """Note the sizes and times of the files that the new records of a split are of."""
+    number, job = one.base.stored_records, one.job
+    if job is None:
+        return
+    left_out = {key for key, _ in job.problems}
+    for rows in job.plan.all_rows():
+        columns = rows.keys, rows.sizes.tolist(), rows.mtimes.tolist()
+        for key, size, changed_ns in zip(*columns, strict=True):
+            if key not in left_out:
+                notes.put(number, size, changed_ns)
+                number += 1
 
 
 def grown_lines(classes: Sequence[str], rejected: Sequence[tuple[str, str]]) -> list[str]:
@@ -327,7 +499,10 @@ def grown_lines(classes: Sequence[str], rejected: Sequence[tuple[str, str]]) -> 
     lines = [f"new classes: {some(classes)}"] if classes else []
     if rejected:
         left = show_count(len(rejected), "file")
-        lines.append(f"{left} left out; {journal.REJECTED} lists what, and why")
+        lines.append(f"{left} left out; {journal.REJECTED} lists those that no record is of:")
+        shown = rejected[:_SHOWN]
+        lines += [f"  {printable(key)}: {why}" for key, why in shown]
+        lines += [f"  ... and {len(rejected) - _SHOWN:,} more"] * (len(rejected) > _SHOWN)
     return lines
 
 

@@ -180,7 +180,8 @@ class Job:
         self.result.checked = True
         if journal.is_committed(self.directory, self.owner.journal()):  # and not cleaned up
             self.result.already = True
-            self._show_committed()
+            if journal.grown_from(self.directory) is None:
+                self._show_committed()
             return None
         if self._is_packed():
             raise ExistsError(
@@ -190,8 +191,7 @@ class Job:
         problems = journal.load_rejected(self.place, journal.part_list(_SCAN))
         if problems is None and self.plan.problems:
             raise unpackable(self.plan.problems, self.directory, "the parts")
-        ahead = self.plan.ahead is not None
-        self._build_shards(self.plan.problems if ahead else problems or [], report)
+        self._build_shards(self.plan.problems if self.plan.ahead else problems or [], report)
         missing = [number for number, one in enumerate(self.built) if one.info is None]
         if not missing:
             return None
@@ -366,12 +366,13 @@ class Job:
 
 def _another_plan(place: Target, old: Plan, new: Plan, planned: bool) -> SourceChangedError:
     """Return the error for another plan that is there; planned: by `shardio plan`, for parts."""
-    differ = difference(old, new) or "  it was begun without `shardio plan`"
+    planner = journal.planner(place.url)
+    differ = difference(old, new) or f"  it was begun without `{planner}`"
     return SourceChangedError(
         f"{printable(place.url)}: an unfinished packing is here, of another plan:\n"
         f"{differ}\n"
         "Undo the change and run it again to resume, or drop the unfinished packing with "
-        f"{'`shardio plan --restart`' if planned else '--restart'}"
+        f"{f'`{planner} --restart`' if planned else '--restart'}"
     )
 
 

@@ -43,6 +43,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dataset.reader import Reader
 from ..errors import (
     DamageError,
     ExistsError,
@@ -53,7 +54,6 @@ from ..errors import (
     printable,
 )
 from ..formats import begins_packed, manifest
-from ..formats.index import key_hash
 from ..formats.sample import Schema, pack_columns, unpack_columns
 from ..formats.version import MAGICS
 from ..names import key_bytes, key_text
@@ -69,6 +69,7 @@ from .sources.base import Ints, Plain, Problem, Read, Source
 ReadBytes = Callable[[int, int], bytes]  # start, length
 Reopen = Callable[[str, str, Plain, Plain], Source]  # kind of source, split, described, piece
 
+WORK = ".shardio-append"  # in a dataset: the directory where shards for it are built
 REJECTED = "rejected.jsonl"
 PLANNED = ".shardio-planned"
 _MOST = 1 << 30  # bytes of a file that is read whole
@@ -173,8 +174,7 @@ class _Pieces:
 def unreadable(shown: str, shard: int, error: Exception) -> DamageError:
     """Return the error for the piece of a shard that holds what nobody wrote."""
     return DamageError(
-        f"{shown}: the plan of shard {shard} cannot be read: {error}. `shardio pack --restart` "
-        "drops it"
+        f"{shown}: the plan of shard {shard} cannot be read: {error}. {_restart(shown)} drops it"
     )
 
 
@@ -236,7 +236,7 @@ class _Problems(Sequence[Problem]):
         except (TypeError, ValueError) as error:
             raise DamageError(
                 f"{pieces.shown}: the list of what cannot be packed cannot be read: {error}. "
-                "`shardio pack --restart` drops it"
+                f"{_restart(pieces.shown)} drops it"
             ) from None
 
 
@@ -284,8 +284,8 @@ def parse(
         return plan
     except (*_UNFIT, RecursionError, struct.error) as error:
         raise DamageError(
-            f"{shown}: the plan of an unfinished packing cannot be read: {error}. `shardio pack "
-            "--restart` drops it"
+            f"{shown}: the plan of an unfinished packing cannot be read: {error}. "
+            f"{_restart(shown)} drops it"
         ) from None
 
 
@@ -347,14 +347,44 @@ def is_resumable(directory: str, journal: bytes) -> bool:
     return not journal.startswith(WRITER_MAGIC) and not is_committed(directory, journal)
 
 
+def grown_from(directory: str) -> str | None:
+    """Return the dataset for which shards are built in a directory; None: it is a packing's own."""
+    folder, name = os.path.split(directory)
+    return folder if name == WORK else None
+
+
+def planner(directory: str) -> str:
+    """Return the command that makes a plan ahead, for who builds shards in a directory."""
+    return "shardio plan" if grown_from(directory) is None else "shardio append --plan"
+
+
+def _restart(path: str) -> str:
+    """Return the command that drops the plan in a directory, by a path that leads there."""
+    return f"`shardio {'append' if WORK in path.split(os.sep) else 'pack'} --restart`"
+
+
 def is_committed(directory: str, journal: bytes) -> bool:
     """Return whether the dataset of a journal is committed, though nobody has cleaned up."""
+    if grown_from(directory) is not None:
+        return _is_appended(directory, journal)
     try:
         dataset_id, before = identity(journal)
         same = manifest.load(locate(directory)).dataset_id == dataset_id
         return same and named_shards(directory) <= new_shards(directory, before)
     except (NotPackedError, DamageError, VersionError):
         return False
+
+
+def _is_appended(directory: str, journal: bytes) -> bool:
+    """Return whether a dataset has all shards that were built for it in a directory."""
+    try:
+        plan, there = parse(journal, directory), manifest.load(locate(grown_from(directory) or ""))
+    except (NotPackedError, DamageError, VersionError):
+        return False
+    numbers = range(plan.first, plan.first + plan.shards)
+    if there.dataset_id != plan.dataset_id or there.shards < numbers.stop:
+        return False
+    return new_shards(directory, plan.before) <= {there.shard(number).name for number in numbers}
 
 
 def has_work(directory: str, journal: bytes) -> bool:
@@ -559,16 +589,8 @@ def own_rejected(place: Target) -> list[Problem] | None:
 
 def _holds_one(place: Target, keys: Sequence[bytes]) -> bool:
     """Return whether the dataset in a place, if one is there, has one of these keys."""
-    wanted, hashes = set(keys), np.array([*map(key_hash, keys)], np.uint32)
     with contextlib.suppress(NotPackedError, DamageError, StorageError, VersionError, OSError):
-        committed = manifest.load(place)
-        for number in range(committed.shards):
-            name = committed.shard(number).name
-            with contextlib.closing(place.open(name)) as file:
-                shard = open_own(file, name)
-                places = np.flatnonzero(np.isin(shard.key_hashes, hashes))
-                if any(shard.key(place) in wanted for place in places.tolist()):
-                    return True
+        return any(Reader(place, manifest.load(place)).with_keys({*keys}))
     return False
 
 

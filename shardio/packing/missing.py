@@ -29,10 +29,11 @@ class Waiting:
 
     parts: how many there are, so that messages name the parts; None: messages name the shards
     overwrite: another dataset may be there, which is to be replaced
+    within: the folder in each dataset where the parts build
     """
 
-    def __init__(self, out: str, parts: int | None, overwrite: bool) -> None:
-        self._out, self._parts, self._overwrite = out, parts, overwrite
+    def __init__(self, out: str, parts: int | None, overwrite: bool, within: str = "") -> None:
+        self._out, self._parts, self._overwrite, self._within = out, parts, overwrite, within
         self._plans: dict[str, tuple[tuple[int, int], Plan]] = {}  # by directory
 
     def wait(self, limit_s: float, announce: Callable[[str], None]) -> None:
@@ -50,16 +51,17 @@ class Waiting:
     def missing(self) -> list[str]:
         """Say what is not built yet, a line for each directory that misses something."""
         lines = []
-        names = output_dir.begun_splits(self._out) or [""]
-        late = not_begun(self._out, names, self._overwrite)
-        for folder in (manifest.split_folder(self._out, name) for name in names):
+        names = output_dir.begun_splits(self._out, self._within) or [""]
+        late = not_begun(self._out, names, self._overwrite, self._within)
+        for folder in (output_dir.building_folder(self._out, name, self._within) for name in names):
             try:
                 plan = self._plan(folder)
             except FileNotFoundError:
                 if folder in late and folder not in self._plans:  # else it was committed just now
                     lines.append(late[folder])
                 continue
-            there = map(journal.shard_number, journal.new_shards(folder, plan.before))
+            files = journal.new_shards(folder, plan.before)
+            there = ((journal.shard_number(name) or 0) - plan.first for name in files)
             if left := sorted(set(range(plan.shards)).difference(there)):
                 lines.append(f"{printable(folder)}: {show_missing(left, plan.shards, self._parts)}")
         return lines
@@ -73,13 +75,13 @@ class Waiting:
         return known[1]
 
 
-def not_begun(out: str, splits: Sequence[str], overwrite: bool) -> dict[str, str]:
+def not_begun(out: str, splits: Sequence[str], overwrite: bool, within: str = "") -> dict[str, str]:
     """Return the directories of splits in which no part has begun, and a line that says so.
 
     overwrite: what is packed there is to be replaced. Only a manifest that is newer than the
     journals of other splits is of this packing: its commit was killed between two of them.
     """
-    folders = [manifest.split_folder(out, name) for name in splits]
+    folders = [output_dir.building_folder(out, name, within) for name in splits]
     begun = {folder: _changed(folder, JOURNAL) for folder in folders}
     newest = max(begun.values()) or math.inf
     return {

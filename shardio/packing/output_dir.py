@@ -415,9 +415,20 @@ def clean_up(
 # --- splits ---------------------------------------------------------------------------------------
 
 
-def begun_splits(out: str) -> list[str]:
-    """Return the splits of a packing that was begun in OUT; none where it has no splits."""
-    return [] if os.path.lexists(os.path.join(out, JOURNAL)) else manifest.planned_splits(out)
+def begun_splits(out: str, within: str = "") -> list[str]:
+    """Return the splits of a packing that was begun in OUT; none where it has no splits.
+
+    within: the folder in each dataset where it is packed
+    """
+    if os.path.lexists(os.path.join(out, within, JOURNAL)):
+        return []
+    return manifest.planned_splits(out, within)
+
+
+def building_folder(out: str, split: str, within: str) -> str:
+    """Return where the parts build a split. within: the folder in it, or ""."""
+    folder = manifest.split_folder(out, split)
+    return os.path.join(folder, within) if within else folder
 
 
 def has_splits(place: Target, names: Sequence[str]) -> bool:

@@ -9,18 +9,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..errors import (
     BusyError,
-    NotPackedError,
     OptionError,
     ShardioError,
     SourceChangedError,
     StorageError,
-    printable,
 )
 from ..formats import manifest
 from ..images.decode import ppm_header
@@ -29,11 +26,10 @@ from ..storage import local, lock
 from ..storage.local import LocalDirectory
 from ..storage.location import Target, local_path, locate, locate_target, path_text
 from ..storage.options import Storage
-from ..units import check_bool, check_group, check_int, refuse_options
-from . import journal, output_dir, reencode, sources
+from ..units import check_bool, check_group, refuse_options
+from . import output_dir, reencode, sources
 from .earlier_plan import committed_plans, earlier_plans, refuse_others
 from .job import Job, Run, least_bytes, show_pixels, unpackable
-from .missing import Waiting, not_begun
 from .options import (
     ADVICE,
     ImageOptions,
@@ -45,7 +41,7 @@ from .options import (
 )
 from .packed import Packed
 from .parts import Announce
-from .plan import make_plan, prepare
+from .plan import Plan, make_plan, prepare
 from .process_pool import Executor, Progress, Report, check_executor, processes
 from .sources import arrays
 from .sources.archives.folder import ArchiveFolder
@@ -134,7 +130,7 @@ def pack(
             owners.enter_context(executor.connected(run.jobs))  # once for all splits
         build_all(request, work, owners, report)
         if run.is_whole:
-            _commit(place, work, work[0].plan.options.splits)
+            commit_jobs(place, work, work[0].plan.options.splits)
         if run.is_whole or all(job.result.already for job in work):
             remove_unpacked(unpacks)
     if place.remote:
@@ -183,76 +179,6 @@ def plan(
     work = _from_listing(call, request, run, place, place.url, ahead=True)
     show_pixels(work, announce)
     return [job.write_plan() for job in work]
-
-
-def commit(
-    out: PathLike,
-    *,
-    jobs: int | None = None,
-    parts: int | None = None,
-    wait_s: float | None = None,
-    quick: bool = False,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    announce: Announce | None = None,
-) -> list[Packed]:
-    """Commit what the parts of a packing built: check every shard, then write the manifest.
-
-    parts     the number of parts: missing shards are then reported by part, too
-    wait_s    wait at most so many seconds until all parts have built their shards
-    quick     of shards that have not changed since their parts wrote and noted them, check only
-              headers, indices and sizes. `verify` reads them completely, also by parts
-    announce  called with lines that say, while it waits, which shards are missing
-
-    Raises NotPackedError when shards are missing (naming them), and as `pack` does.
-    """
-    check_bool(overwrite=overwrite, quick=quick)
-    parts = None if parts is None else check_int("parts", parts)
-    run = Run(processes(jobs), overwrite, PlanOptions(), parts=parts, quick=quick)
-    out = local_path(out)
-    if wait_s is None:
-        return _commit_parts(out, run, progress)
-    began, waiting = time.monotonic(), Waiting(out, parts, overwrite)
-    while True:
-        left_s = max(0.0, began + wait_s - time.monotonic())
-        waiting.wait(left_s, announce or (lambda line: None))
-        try:
-            return _commit_parts(out, run, progress)
-        except BusyError:  # a part that has built its last shard is about to end
-            if left_s <= 0:
-                raise
-            time.sleep(0.1)
-
-
-def _commit_parts(out: str, run: Run, progress: Progress | None) -> list[Packed]:
-    """Check what parts built in a directory, and commit it."""
-    splits = output_dir.begun_splits(out)
-    work = []
-    with resumable(), contextlib.ExitStack() as owners:
-        for name in splits or [""]:
-            folder = manifest.split_folder(out, name)
-            try:
-                owner = owners.enter_context(output_dir.own_unfinished(folder))
-            except FileNotFoundError:
-                manifest.load(locate(folder))  # explains what is here, if it is nothing
-                continue
-            planned = journal.parse(owner.journal(), folder, owner.read)
-            work.append(Job(planned, LocalDirectory(folder), folder, run, owner=owner))
-        if not work and (not splits or output_dir.has_splits(LocalDirectory(out), splits)):
-            raise NotPackedError(f"{printable(out)}: already packed; there is nothing to commit")
-        report = Report(progress, sum(job.result.source_bytes for job in work))
-        late = not_begun(out, splits or [""], run.overwrite)
-        missing = [*late.values()] if work else []
-        missing += [why for job in work if (why := job.check_parts(report)) is not None]
-        if missing:
-            raise NotPackedError(
-                "\n".join(missing)
-                + "\nNothing was committed. Run the parts that build them, then `shardio commit` "
-                "again" + ("; with `--parts N` it says which" if run.parts is None else "")
-            )
-        _commit(LocalDirectory(out), work, splits)
-        remove_unpacked(out)
-    return [job.result for job in work]
 
 
 # --- from what is asked for to the commit ---------------------------------------------------------
@@ -384,11 +310,7 @@ def _from_plans(
             if done:
                 return []  # what is packed there says which option differs
             raise
-        reencode.check_tools(planned.options)
-        reopen = functools.partial(sources.reopen, request)
-        folder = manifest.split_folder(place.url, name)
-        lock.refuse_if_busy(folder, part=not run.is_whole)
-        work.append(Job(planned, LocalDirectory(folder), folder, run, request, reopen))
+        work.append(planned_job(planned, manifest.split_folder(place.url, name), run, request))
     for job in work:
         job.check(sized=True)
         job.result.by_plan = done
@@ -396,11 +318,23 @@ def _from_plans(
         return work
     if done:
         return []  # shards are gone
+    find_archives(found, request, run)
+    return work
+
+
+def planned_job(planned: Plan, folder: str, run: Run, request: SourceRequest) -> Job:
+    """Return the job of a plan that was made ahead. Raises BusyError, DependencyError."""
+    reencode.check_tools(planned.options)
+    reopen = functools.partial(sources.reopen, request)
+    lock.refuse_if_busy(folder, part=not run.is_whole)
+    return Job(planned, LocalDirectory(folder), folder, run, request, reopen)
+
+
+def find_archives(found: Mapping[str, Plan], request: SourceRequest, run: Run) -> None:
+    """Open archives that plans made ahead read: once here, and not in each process."""
     first = next(iter(found.values()))
     if run.executor is None and first.ahead is not None and first.ahead["source"].get("archives"):
-        # Once here, and not in each process.
         sources.detect_kind(replace(request, kind=request.kind or "imagefolder"))
-    return work
 
 
 def _from_listing(
@@ -494,7 +428,7 @@ def build_all(
         raise unpackable(problems, request.location.url)
 
 
-def _commit(place: Target, work: list[Job], splits: Sequence[str]) -> None:
+def commit_jobs(place: Target, work: list[Job], splits: Sequence[str]) -> None:
     """Commit one dataset after the other, and at last the file that names them as splits."""
     for job in work:
         job.commit()

@@ -35,6 +35,7 @@ class Packed(Reencoded):
     rejected: list[tuple[str, str]] = field(default_factory=list)  # key, reason
     pixels: tuple[int, int] | None = None  # height and width of raw pixels
     committed: bool = False
+    version: str | None = None  # the new one, where it was appended to a dataset
     already: bool = False  # it was packed before; nothing was touched
     by_plan: bool = False  # so says the plan that was committed here: the source was not listed
     checked: bool = False  # `commit` found all shards built, by parts
@@ -100,6 +101,7 @@ class Packed(Reencoded):
         if len(self.rejected) > 10:
             said.append(f"  ... and {len(self.rejected) - 10:,} more")
         said += [f"{where}: {note}" for note in self.notes[:10]]
+        said += [f"{where}: version {self.version}"] if self.version else []
         if self.unlocked:
             said.append(f"{where}: this file system has no locks; do not pack here twice at once")
         return "\n".join(said)

@@ -7,9 +7,10 @@ beside the manifest (formats/version.py). What changed is packed anew, and its o
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,14 +26,17 @@ from ..formats.version import NONE, SourceNotes, load_sources
 from ..names import KEY
 from ..storage.location import locate
 from ..units import check_bool, refuse_options, show_count, show_size
-from .grow import Call, Growth, Split, grow, grown_lines
+from . import process_pool
+from .grow import PLAIN, Call, Growth, Split, grow, grown_lines, note_new
 from .options import ADVICE, PackOptions, PathLike, SourceOptions
 from .parts import Announce
-from .process_pool import Progress
+from .plan import cut
+from .process_pool import Progress, Report
 from .sources.base import Rejected
 from .versions import version_lines
 
-_PLAIN = ("imagefolder", "files")  # sources whose records are files, and nothing else
+_PIECE = 256  # files, or
+_PIECE_BYTES = 32 << 20  # bytes that one process reads and compares at a time
 _CHOICES = (None, "drop", "keep")
 
 
@@ -46,6 +50,7 @@ class Updated:
     gone: int = 0  # from the source: dropped, unless they are to be kept
     unchanged: int = 0
     compared: int = 0  # of these, those whose contents were read
+    assumed: int = 0  # of these, those that nobody looked at, as was asked for
     shards: int = 0  # new ones
     bytes: int = 0  # of these
     seconds: float = 0.0
@@ -67,6 +72,8 @@ class Updated:
         ]
         if self.compared:
             lines.append(f"the contents of {self.compared:,} were compared")
+        if self.assumed:
+            lines.append(f"{self.assumed:,} were taken as unchanged, unseen")
         if self.shards:
             lines.append(f"{show_count(self.shards, 'new shard')}, {show_size(self.bytes)}")
         lines += grown_lines(self.classes, self.rejected)
@@ -82,6 +89,7 @@ def update(
     out: PathLike,
     *,
     checksum: bool = False,
+    assume_unchanged: bool = False,
     gone: str | None = None,
     read: SourceOptions | None = None,
     jobs: int | None = None,
@@ -97,6 +105,8 @@ def update(
     out       the directory of the dataset
     checksum  compare the contents of all files, also of those whose size and time are as an earlier
               `update` noted them
+    assume_unchanged  of a file whose size and time are not noted yet, take the record that is there
+              as unchanged, without reading either, and note the file's size and time
     gone      what becomes of records that the source has not: "drop", or "keep". Default: they are
               dropped, but where these are more than half of all, nothing is done
     read, jobs, on_error, restart, progress, announce    as of `append`
@@ -104,16 +114,24 @@ def update(
 
     The first time, and where the source is no folder or archive of images alone, contents are
     compared: both are read. Where packing changed the images (`resize`, `encode`, `jpeg_tiles`
-    without `keep_original`), this cannot be done. Raises as `append` does.
+    without `keep_original`), this cannot be done: sizes and times tell what changed, and the first
+    time `assume_unchanged` is needed. Raises as `append` does.
     """
     began = time.monotonic()
     check_bool(checksum=checksum, dry_run=dry_run, restart=restart)
+    check_bool(assume_unchanged=assume_unchanged)
+    if checksum and assume_unchanged:
+        raise OptionError("--checksum compares all files, --assume-unchanged none: give one")
     if gone not in _CHOICES:
         raise OptionError(f"gone is {printable(repr(gone))}; expected 'drop' or 'keep'")
     call = Call(read, jobs, on_error, restart, dry_run, progress, announce)
     growth = grow(source, out, call)
     done = Updated(growth.folder, classes=growth.new_classes, kept=gone == "keep", dry_run=dry_run)
-    found = {one.name: _Found(one, growth, checksum) for one in growth.work if one.listing}
+    found = {
+        one.name: _Found(one, growth, checksum, assume_unchanged)
+        for one in growth.work
+        if one.listing
+    }
     for each in found.values():
         each.compare(done)
         done.new += len(each.new)
@@ -141,7 +159,7 @@ def update(
 class _Found:
     """What differs between a dataset and the records that its source lists."""
 
-    def __init__(self, split: Split, growth: Growth, checksum: bool) -> None:
+    def __init__(self, split: Split, growth: Growth, checksum: bool, assumes: bool) -> None:
         assert split.listing is not None
         self.split, self.listing = split, split.listing
         self._growth = growth
@@ -154,8 +172,15 @@ class _Found:
         self._records = ShardSequence(self._reader, decoder, rows, text=False)
         self.notes = load_sources(index, split.base)
         joins = growth.request.joins
-        plain = growth.request.kind in _PLAIN and not (joins.tables or joins.boxes)
-        self._trusts = plain and not checksum and self.notes is not None
+        plain = growth.request.kind in PLAIN and not (joins.tables or joins.boxes)
+        self._trusts = plain and not checksum
+        self._assumes, self._assumed, self._dropped = assumes, 0, 0
+        if assumes and not plain:
+            raise OptionError(
+                f"{growth.request.shown}: --assume-unchanged goes with a folder or an archive of "
+                "files alone: what tables and lists say of them changes without a file. Leave it "
+                "out"
+            )
         there = self._records.stored_keys()
         for what, keys in (("the dataset", there), ("the source", self.listing.keys)):
             self._refuse_alike(what, keys)
@@ -185,51 +210,79 @@ class _Found:
     def compare(self, done: Updated) -> None:
         """Find out which records changed. Raises OptionError where they cannot be compared."""
         sizes, times = self.listing.sizes.tolist(), self.listing.mtimes.tolist()
-        unsure = []
+        comparable, unsure = self._is_comparable(), []
         for place, row in self._both:
             number = self._reader.number(row)
             size, changed_ns = (-1, 0) if self.notes is None else self.notes.of(number)
-            if self._trusts and times[place] and (size, changed_ns) == (sizes[place], times[place]):
+            known = self._trusts and size != -1
+            if known and times[place] and (size, changed_ns) == (sizes[place], times[place]):
                 self.same.append((place, number))
-            elif self._trusts and size not in (-1, sizes[place]):
+            elif known and (size != sizes[place] or (times[place] and not comparable)):
                 self.changed.append((place, number))
+            elif self._assumes and not (known and times[place]):
+                self.same.append((place, number))
+                self._assumed += 1
             else:
                 unsure.append((place, row, number))
-        if unsure:
-            self._refuse_reencoded(unsure[0][0])
+        if unsure and not comparable:
+            raise self._cannot_be_compared(unsure[0][0])
         done.compared += len(unsure)
+        done.assumed += self._assumed
         for place, number, same in self._read_both(unsure):
             (self.same if same else self.changed).append((place, number))
         done.unchanged += len(self.same)
 
-    def _refuse_reencoded(self, place: int) -> None:
-        """Raise OptionError where contents cannot be compared with what packing made of them."""
+    def _is_comparable(self) -> bool:
+        """Return whether records have the bytes of files, and not what packing made of them."""
         options = PackOptions.of(self.split.base.options)
         raw = options.encode is not None and options.source != "arrays"
-        if options.resize is not None or raw or (options.jpeg_tiles and not options.keep_original):
-            raise OptionError(
-                f"{printable(self.split.folder)}: packing changed the images, so files such as "
-                f"{printable(self.listing.keys[place])} cannot be compared with them. Append what "
-                "is new: `shardio append --on-duplicate skip`; what changed: `--on-duplicate "
-                "replace`, from a folder of these files; and drop what is gone: `shardio drop`"
-            )
+        tiled = options.jpeg_tiles and not options.keep_original
+        return not (options.resize is not None or raw or tiled)
+
+    def _cannot_be_compared(self, place: int) -> OptionError:
+        return OptionError(
+            f"{printable(self.split.folder)}: packing changed the images, so files such as "
+            f"{printable(self.listing.keys[place])} cannot be compared with them. If all files are "
+            "as they were packed, but for new ones and those that are gone, say so once: "
+            "--assume-unchanged. It notes their sizes and times, which tell `update` from then on "
+            "what changed. Else append what is new: `shardio append --on-duplicate skip`; what "
+            "changed: `--on-duplicate replace`, from a folder of these files; and drop what is "
+            "gone: `shardio drop`"
+        )
 
     def _read_both(self, pairs: list[tuple[int, int, int]]) -> Iterator[tuple[int, int, bool]]:
-        """Yield places, numbers, and whether the source has what the dataset has."""
+        """Yield places, numbers, and whether the source has what the dataset has.
+
+        Pieces of the source are read in several processes.
+        """
         places = self.listing.own_places
-        progress = self._growth.call.progress
-        total, read_bytes = int(self.listing.sizes.sum()), 0
         pairs = sorted(pairs, key=lambda pair: int(places[pair[0]]))
-        with self.listing.source.open() as read:
-            for place, row, number in pairs:
+        sizes = self.listing.sizes[[place for place, *_ in pairs]]
+        ends = cut(sizes, _PIECE_BYTES, _PIECE).tolist()
+        pieces = [pairs[start:stop] for start, stop in itertools.pairwise(ends)]
+        report = Report(self._growth.call.progress, int(sizes.sum()))
+        jobs = self._growth.run.jobs
+        found = process_pool.run(self._read_piece, pieces, jobs=jobs, report=report)
+        for piece, same in zip(pieces, found, strict=True):
+            for (place, _, number), one in zip(piece, same, strict=True):
+                yield place, number, one
+
+    def _read_piece(
+        self, pairs: list[tuple[int, int, int]], add: Callable[[int], None]
+    ) -> list[bool]:
+        """Return of each record whether the source has what the dataset has. In any process."""
+        source, same = self.listing.source, list[bool]()
+        places = [int(self.listing.own_places[place]) for place, *_ in pairs]
+        with source.open() as read:
+            for place in places:
+                source.will_need(place)
+            for (place, row, _), own in zip(pairs, places, strict=True):
                 try:
-                    same = self._is_same(read(int(places[place])), self._records[row])
+                    same.append(self._is_same(read(own), self._records[row]))
                 except Rejected:
-                    same = False  # and packing it will say why it cannot be packed
-                yield place, number, same
-                read_bytes += int(self.listing.sizes[place])
-                if progress is not None:
-                    progress(read_bytes, total)
+                    same.append(False)  # and packing it will say why it cannot be packed
+                add(int(self.listing.sizes[place]))
+        return same
 
     def _is_same(self, ours: Sample, there: Sample) -> bool:
         """Return whether a sample of the source is the one that was packed."""
@@ -243,14 +296,15 @@ class _Found:
         split = self.split
         places = sorted([*self.new, *(place for place, _ in self.changed)])
         split.listing = self.listing.take(np.array(places, np.int64))
-        going = [number for _, number in self.changed] + ([] if keep else self.gone)
-        split.gone = np.array(sorted(going), np.int64)
-        split.must_commit = self.notes is None
+        split.replaced = {self.listing.keys[place]: [number] for place, number in self.changed}
+        split.gone = np.array([] if keep else sorted(self.gone), np.int64)
+        self._dropped = len(split.gone)
+        split.must_commit = self.notes is None or self._assumed > 0
 
     def changes(self, added: int) -> dict[str, int]:
         """Return the counts of a commit that added so many records."""
-        going = len(self.split.gone)
-        return {"added": added, "replaced": len(self.changed), "dropped": going - len(self.changed)}
+        replaced = len(self.split.gone) - self._dropped
+        return {"added": added, "replaced": replaced, "dropped": self._dropped}
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -268,13 +322,5 @@ def _noted(found: dict[str, _Found], one: Split, records: int) -> SourceNotes | 
     listing = each.listing
     for place, number in each.same:
         notes.put(number, int(listing.sizes[place]), int(listing.mtimes[place]))
-    number = each.split.base.stored_records
-    rejected = {key for key, _ in one.job.problems} if one.job is not None else set()
-    for shard in range(one.job.plan.shards if one.job is not None else 0):
-        assert one.job is not None
-        keys, sizes, times, *_ = one.job.plan.rows(shard)
-        for key, size, changed_ns in zip(keys, sizes.tolist(), times.tolist(), strict=True):
-            if key not in rejected:
-                notes.put(number, size, changed_ns)
-                number += 1
+    note_new(one, notes)
     return notes

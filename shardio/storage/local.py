@@ -478,6 +478,21 @@ def move(path: str, directory: str) -> None:
         os.replace(path, os.path.join(directory, os.path.basename(path)))
 
 
+def share(path: str, directory: str) -> None:
+    """Have a file in another directory of the same disk, too, over one of its name.
+
+    Where there are no hard links, or one of its name is there, it is moved.
+    """
+    target = os.path.join(directory, os.path.basename(path))
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samefile(path, target):
+            return
+    try:
+        link(path, target)
+    except ExistsError:
+        move(path, directory)
+
+
 def link(path: str, target: str) -> None:
     """Give a file another name, never over another; where there are no hard links, rename it.
 

@@ -46,8 +46,8 @@ from shardio.formats.lmdb import PAGE, LmdbEncoder, LmdbShard, places
 from shardio.formats.record import RecordEncoder
 from shardio.formats.sample import Schema
 from shardio.names import KEY
+from shardio.packing.commit import commit
 from shardio.packing.index import index
-from shardio.packing.pack import commit
 from shardio.packing.verify import verify
 from shardio.storage.location import locate
 

@@ -36,10 +36,12 @@ from shardio import (
     verify,
 )
 from shardio.formats import manifest
+from shardio.packing import versions
 from shardio.packing.append import append
 from shardio.packing.drop import drop
 from shardio.packing.gc import gc
-from shardio.packing.grow import WORK, build_all
+from shardio.packing.grow import build_all
+from shardio.packing.journal import WORK
 from shardio.packing.versions import changing, diff, log
 from shardio.storage.location import locate
 
@@ -363,6 +365,39 @@ def test_another_source_needs_a_restart(
         append(other, out, jobs=1)
     assert append(other, out, jobs=1, restart=True).added == 1
     assert append(more, out, jobs=1).added == 6
+
+
+@pytest.mark.parametrize("choice", ["error", "skip", "replace"])
+@pytest.mark.parametrize("commits", [0, 1, 2])
+def test_splits_of_which_some_were_committed_before_a_death_are_finished(
+    tmp_path: Path, commits: int, choice: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1750000000")
+    old = {f"{n}/{k!s}": v for n in ("train", "val") for k, v in images(2, 3).items()}
+    new = {f"{n}/class{c}/n.jpg": noise(f"{n}{c}", 300) for n in ("train", "val") for c in (0, 9)}
+    pack(plant(tmp_path / "src", old), tmp_path / "out", jobs=1)
+    shutil.copytree(tmp_path / "out", tmp_path / "whole")
+    folder = plant(tmp_path / "new", new)
+    append(folder, tmp_path / "whole", jobs=1, on_duplicate=choice)
+    left = [None] * commits
+
+    def dying(*given: Any) -> Any:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        return versions.commit(*given)
+
+    def stays(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shardio.packing.grow.commit", dying)
+        patch.setattr("shardio.packing.output_dir.commit_splits", stays)
+        patch.setattr("shardio.packing.output_dir.Owner.clean", stays)
+        with pytest.raises(KeyboardInterrupt):
+            append(folder, tmp_path / "out", jobs=1, on_duplicate=choice)
+    append(folder, tmp_path / "out", jobs=1, on_duplicate=choice)
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
 def test_two_do_not_commit_at_once(out: Path, more: Path, monkeypatch: Any) -> None:

@@ -12,7 +12,7 @@ from support.trees import (
 from shardio.errors import (
     NotPackedError,
 )
-from shardio.packing.pack import commit
+from shardio.packing.commit import commit
 from shardio.storage import local
 
 

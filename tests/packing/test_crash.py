@@ -35,11 +35,13 @@ from support.trees import (
 from shardio.dataset import sequence as sequences
 from shardio.errors import NotPackedError
 from shardio.packing.annotate import annotate
+from shardio.packing.append import append
+from shardio.packing.commit import commit
 from shardio.packing.drop import drop
 from shardio.packing.export import export
 from shardio.packing.index import index
 from shardio.packing.options import PlanOptions
-from shardio.packing.pack import commit, pack
+from shardio.packing.pack import pack
 from shardio.packing.verify import verify
 from shardio.packing.versions import tag
 from shardio.storage import local
@@ -63,6 +65,7 @@ class Scene:
     replaces: bool = False
     where: str = ""  # the dataset, under OUT
     goes_on: bool = True  # after a full disk, and says so
+    after: Callable[[Path, Path], Any] = lambda source, out: None  # what others do, to finish it
 
 
 def build(source: Path, out: Path, **options: Any) -> None:
@@ -102,6 +105,21 @@ def indexed_before(source: Path, out: Path) -> None:
         os.utime(path, ns=(10**18, 10**18))
 
 
+def append_part(source: Path, out: Path, part: str) -> None:
+    append(source.parent / "more", out, jobs=1, part=part, on_duplicate="skip")
+
+
+def parts_of_append(source: Path, out: Path) -> None:
+    build(source, out)
+    for part in ("1/2", "2/2"):
+        append_part(source, out, part)
+
+
+def rest_of_append(source: Path, out: Path) -> None:
+    append_part(source, out, "2/2")
+    commit(out, jobs=1)
+
+
 SCENES = {
     "pack": Scene(["pack", "SRC", "OUT", *RECORDS]),
     "skip": Scene(["pack", "SRC/../bad", "OUT", *RECORDS, "--on-error", "skip"], code=4),
@@ -120,6 +138,19 @@ SCENES = {
         build,
         replaces=True,
     ),
+    "append a part": Scene(
+        ["append", "SRC/../more", "OUT", "--jobs", "1", "--on-duplicate", "skip", "--part", "1/2"],
+        build,
+        replaces=True,
+        after=rest_of_append,
+    ),
+    "append splits": Scene(
+        ["append", "SRC/../more splits", "OUT", "--jobs", "1", "--on-duplicate", "skip"],
+        lambda source, out: build(source.parent / "splits", out),
+        replaces=True,
+        where="train",
+    ),
+    "commit of an append": Scene(["commit", "OUT", "--jobs", "1"], parts_of_append, replaces=True),
     "update": Scene(["update", "SRC/../more", "OUT", "--jobs", "1"], build, replaces=True),
     "drop": Scene(["drop", "OUT", "--keys", "SRC/../keys.txt"], build, replaces=True),
     "erase": Scene(
@@ -155,6 +186,10 @@ class Stage:
         plant(
             folder / "splits", {f"{n}/{k!s}": v for n in ("train", "val") for k, v in split.items()}
         )
+        plant(
+            folder / "more splits",
+            {f"{n}/{k!s}": v for n in ("train", "val") for k, v in images(2, 3, 150).items()},
+        )
         self.number = 0
         self.undisturbed: dict[str, dict[bytes, bytes | None]] = {}
         self.calls: dict[str, list[tuple[str, int]]] = {}
@@ -178,6 +213,7 @@ class Stage:
             log = self.folder / f"{name}.log"
             done = self.strace(scene, out, "-y", "-o", str(log))
             assert done.returncode == scene.code, done.stderr
+            scene.after(self.source, out)
             self.undisturbed[name] = content(out)
             self.calls[name] = changing(log.read_text(), str(out.parent))
             kinds = {call for call, _ in self.calls[name]}
@@ -214,8 +250,9 @@ class Stage:
             assert not (out / scene.where / "manifest.json").exists()
         done = shardio(*self.arguments(scene, out), code=None)
         # A commit that was killed at its very end has nothing left to do.
-        late = name == "commit" and there and "nothing to commit" in done.stderr
+        late = name.startswith("commit") and there and "nothing to commit" in done.stderr
         assert late or done.returncode == scene.code, done.stderr
+        scene.after(self.source, out)
         assert content(out) == old, sorted(content(out).keys() ^ old.keys())
         return there
 

@@ -20,7 +20,7 @@ from shardio.errors import (
     SourceChangedError,
 )
 from shardio.packing import journal
-from shardio.packing.pack import commit
+from shardio.packing.commit import commit
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
 from shardio.storage import local, lock

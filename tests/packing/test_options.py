@@ -13,7 +13,8 @@ from support.trees import (
 from shardio.errors import (
     OptionError,
 )
-from shardio.packing.pack import commit, pack
+from shardio.packing.commit import commit
+from shardio.packing.pack import pack
 
 
 def test_an_option_of_a_group_that_is_given_by_itself_is_an_error_that_says_where_it_goes(

@@ -28,8 +28,9 @@ from shardio.errors import (
 )
 from shardio.images import decode as image
 from shardio.packing import journal
+from shardio.packing.commit import commit
 from shardio.packing.options import PackOptions
-from shardio.packing.pack import commit, pack
+from shardio.packing.pack import pack
 from shardio.packing.plan import make_plan
 from shardio.packing.sources import imagefolder
 from shardio.packing.sources.base import SourceRequest

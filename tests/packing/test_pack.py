@@ -24,8 +24,9 @@ from shardio.errors import (
     SourceChangedError,
     SourceError,
 )
+from shardio.packing.commit import commit
 from shardio.packing.options import PlanOptions, SourceOptions
-from shardio.packing.pack import commit, pack
+from shardio.packing.pack import pack
 from shardio.packing.sources import files
 from shardio.packing.sources.base import Rejected
 from shardio.packing.unpack import unpack

@@ -28,9 +28,10 @@ from shardio.errors import (
 from shardio.formats import manifest
 from shardio.images import jpeg_rewrite
 from shardio.images.jpeg_tiles import tiles as find_tiles
+from shardio.packing.commit import commit
 from shardio.packing.export import export
 from shardio.packing.options import ImageOptions
-from shardio.packing.pack import commit, pack
+from shardio.packing.pack import pack
 from shardio.packing.packed import Packed
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify

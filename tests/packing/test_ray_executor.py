@@ -20,6 +20,7 @@ from support.trees import (
     content,
     environment,
     images,
+    noise,
     picture,
     plant,
     shardio,
@@ -31,6 +32,7 @@ from shardio import PlanOptions, RayExecutor
 from shardio import __version__ as shardio_version
 from shardio.errors import DependencyError, OptionError
 from shardio.packing import journal
+from shardio.packing.append import append
 from shardio.packing.copy import copy
 from shardio.packing.export import export
 from shardio.packing.index import index
@@ -149,6 +151,31 @@ def test_a_plan_is_built_on_nodes_and_here_by_parts(
     assert content(there) == content(out)
 
 
+@pytest.mark.parametrize("planned", [False, True])
+def test_what_nodes_append_is_what_is_appended_here(
+    cluster: Cluster, tmp_path: Path, planned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1750000000")
+    for name in ("train", "val"):
+        plant(Path("src") / name, images())
+        plant(Path("new") / name, {f"class7/{i}.jpg": noise(f"{name}{i}", 300) for i in range(20)})
+    plant(Path("new/val"), {"class0/bad.jpg": b"no image", "class0/000.jpg": noise("anew", 500)})
+    for to in ("here", "there"):
+        shardio("pack", "src", to, "--max-records", "8")
+    given = ["--on-duplicate", "replace", "--on-error", "skip"]
+    shardio("append", "new", "here", *given, code=4)
+    if planned:
+        shardio("append", "new", "there", "--plan", *given)
+        shardio("append", "new", "there", "--part", "2/2", *given, code=4)
+        shardio("append", "new", "there", "--part", "1/2", *given, *ray(cluster))
+        shardio("commit", "there", code=4)
+    else:
+        shardio("append", "new", "there", *given, *ray(cluster), code=4)
+    assert content("there") == content("here")
+    assert len(content("there")) > 20
+
+
 def test_packing_into_a_store_uploads_from_the_nodes(
     cluster: Cluster, bucket: ObjectStore, tmp_path: Path
 ) -> None:
@@ -220,6 +247,7 @@ def test_without_the_package_ray_the_extra_is_named(
 def test_what_is_no_executor_is_refused(out: Path, tmp_path: Path) -> None:
     wrong: Any = "ray"
     calls: list[Any] = [verify, partial(pack, out), partial(copy, out), index]
+    calls.append(partial(append, out))
     for call in (*calls, partial(export, out, format="mds")):
         with pytest.raises(OptionError, match=r"executor is 'ray': expected a shardio.RayExecutor"):
             call(tmp_path / "x", executor=wrong)

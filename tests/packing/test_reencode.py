@@ -38,9 +38,10 @@ from shardio.errors import (
 from shardio.formats import manifest
 from shardio.images import decode as image
 from shardio.images.filetype import image_type
+from shardio.packing.commit import commit
 from shardio.packing.export import export
 from shardio.packing.options import ImageOptions, PlanOptions
-from shardio.packing.pack import commit, pack
+from shardio.packing.pack import pack
 from shardio.packing.unpack import unpack
 from shardio.packing.verify import verify
 from shardio.storage.location import locate

@@ -20,9 +20,10 @@ from shardio.errors import (
     NotPackedError,
     SourceError,
 )
+from shardio.packing.commit import commit
 from shardio.packing.job import Job
 from shardio.packing.options import PlanOptions
-from shardio.packing.pack import commit, pack
+from shardio.packing.pack import pack
 from shardio.packing.unpack import unpack
 
 SPLIT = {

@@ -3,13 +3,23 @@
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.packing import grouped
 from support.small_datasets import make
-from support.trees import content, noise, picture, plant, shardio, shardio_json, shards
+from support.trees import (
+    content,
+    noise,
+    on_a_terminal,
+    picture,
+    plant,
+    shardio,
+    shardio_json,
+    shards,
+)
 
 import shardio as api
 from shardio import OptionError, SourceError, SourceOptions, pack, unpack, verify
@@ -71,6 +81,46 @@ def test_the_dataset_becomes_what_its_source_is(
     assert again.compared == 0
 
 
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+def test_it_is_the_same_with_any_number_of_processes(tmp_path: Path, kind: str) -> None:
+    tree = {f"c{i % 3}/{i}.jpg": noise(f"{i}", 40 + i % 7) for i in range(600)}
+    source = plant(tmp_path / "src", tree)
+    pack(source, tmp_path / "out", jobs=1)
+    changed = [f"c{i % 3}/{i}.jpg" for i in (0, 255, 256, 511, 512, 599)]
+    for key in changed:  # as long as they were
+        (source / key).write_bytes(noise(f"{key} anew", (source / key).stat().st_size))
+    (source / "c1/301.jpg").unlink()
+    plant(source, {"c2/new.jpg": noise("new", 50), "c2/300.jpg": b"no image"})
+    given = source
+    if kind == "zip":
+        given = Path(shutil.make_archive(str(tmp_path / "all"), "zip", source))
+    found, reports = [], [list[tuple[int, int]]() for _ in range(3)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOURCE_DATE_EPOCH", "1750000000")
+        for jobs, told in ((1, reports[0]), (2, reports[1]), (5, reports[2])):
+            out = tmp_path / f"out{jobs}"
+            shutil.copytree(tmp_path / "out", out)
+            options: dict[str, Any] = {"jobs": jobs, "on_error": "skip", "gone": "drop"}
+            done = update(given, out, progress=partial(_tell, told), **options)
+            assert (done.new, done.changed, done.gone, done.compared) == (2, 6, 1, 599)
+            assert [key for key, _ in done.rejected] == ["c2/300.jpg"]
+            found.append(content(out))
+    assert found[0] == found[1] == found[2]
+    assert diff(out, log(out).versions[1].id).changed == sorted(changed)
+    for told in reports:
+        all_bytes = sum(len(data) for data in tree.values()) - len(tree["c1/301.jpg"])
+        assert (all_bytes, all_bytes) in told  # while contents were compared
+
+
+def _tell(told: list[tuple[int, int]], *one: Any) -> None:
+    told.append(one)
+
+
+def test_a_bar_shows_how_much_is_compared(out: Path, source: Path) -> None:
+    code, seen = on_a_terminal("update", source, out)
+    assert code == 0 and "updating" in seen and "24 as they were" in seen
+
+
 def test_a_dry_run_says_the_same_and_changes_nothing(out: Path, source: Path) -> None:
     change(source)
     before = content(out)
@@ -102,7 +152,7 @@ def test_notes_follow_appends_drops_and_restores(out: Path, source: Path, tmp_pa
     drop(out, keys=["class0/004.jpg"])
     (source / "class0/004.jpg").unlink()
     done = update(source, out)
-    assert (done.unchanged, done.compared) == (24, 1)  # what was appended was never noted
+    assert (done.unchanged, done.compared) == (24, 0)  # what was appended was noted, too
     assert done.versions == {}
     restore(out, log(out).versions[2].id)  # before the append
     done = update(source, out)
@@ -174,9 +224,87 @@ def test_labels_of_tables_are_compared(tmp_path: Path) -> None:
 )
 def test_changed_images_cannot_be_compared(tmp_path: Path, options: dict[str, Any]) -> None:
     folder = plant(tmp_path / "src", {f"c/{i}.jpg": picture(40, 30) for i in range(3)})
-    pack(folder, tmp_path / "out", jobs=1, **grouped(options))
+    out = tmp_path / "out"
+    pack(folder, out, jobs=1, **grouped(options))
+    before = content(out)
+    for more in ({}, {"checksum": True}):
+        with pytest.raises(OptionError, match=r"packing changed the images.*--assume-unchanged"):
+            update(folder, out, **more)
+    assert content(out) == before
+    assert update(folder, out, assume_unchanged=True, dry_run=True).assumed == 3
+    assert content(out) == before
+
+
+@pytest.mark.parametrize(
+    "options", [{"resize": 16}, {"encode": "raw"}, {"jpeg_tiles": True}], ids=str
+)
+def test_of_changed_images_sizes_and_times_tell(tmp_path: Path, options: dict[str, Any]) -> None:
+    folder = plant(tmp_path / "src", {f"c/{i}.jpg": picture(40, 30) for i in range(6)})
+    out = tmp_path / "out"
+    pack(folder, out, jobs=1, **grouped(options))
+    plant(folder, {"c/new.jpg": picture(40, 30)})
+    (folder / "c/5.jpg").unlink()
+    done = update(folder, out, assume_unchanged=True)
+    assert (done.new, done.changed, done.gone, done.assumed) == (1, 0, 1, 5)
+    assert "5 were taken as unchanged, unseen" in str(done)
+    before = {one["__key__"]: one["image"] for one in api.open(out, decode=None)}
+    (folder / "c/1.jpg").write_bytes(picture(40, 30) + b"longer")
+    os.utime(folder / "c/2.jpg", ns=(1, 1))
+    again = update(folder, out)  # also in the other order: what was new is noted, too
+    assert (again.new, again.changed, again.gone, again.unchanged) == (0, 2, 0, 4)
+    assert (again.assumed, again.compared) == (0, 0)
+    found = {one["__key__"]: one["image"] for one in api.open(out, decode=None)}
+    assert (found.pop("c/1.jpg") != before.pop("c/1.jpg")) == ("jpeg_tiles" in options)
+    assert found == before
+    plant(folder, {"d/later.jpg": picture(40, 30)})
+    append(folder, out, on_duplicate="skip")
+    last = update(folder, out)
+    assert (last.unchanged, last.versions) == (7, {})
     with pytest.raises(OptionError, match="packing changed the images"):
-        update(folder, tmp_path / "out")
+        update(folder, out, checksum=True)
+
+
+def test_what_is_taken_as_unchanged_is_not_read(out: Path, source: Path) -> None:
+    change(source)
+    done = update(source, out, assume_unchanged=True)
+    assert (done.new, done.changed, done.gone, done.assumed) == (2, 0, 1, 23)
+    assert update(source, out, checksum=True).changed == 3
+
+
+def test_only_files_alone_are_taken_as_unchanged(out: Path, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="--assume-unchanged none: give one"):
+        update(source, out, checksum=True, assume_unchanged=True)
+    (tmp_path / "list.csv").write_text("path,label\nclass0/000.jpg,class0\n")
+    with pytest.raises(OptionError, match="--assume-unchanged goes with a folder"):
+        read = SourceOptions(root=source)
+        update(tmp_path / "list.csv", out, read=read, assume_unchanged=True, gone="keep")
+
+
+def test_a_record_stays_while_its_new_file_cannot_be_packed(out: Path, source: Path) -> None:
+    key, other = "class0/001.jpg", "class1/new.jpg"
+    before = (source / key).read_bytes()
+    (source / key).write_bytes(b"cut off")
+    plant(source, {other: b"not an image either"})
+    for _ in range(2):  # it is told each time
+        done = update(source, out, on_error="skip")
+        assert [one for one, _ in done.rejected] == [key, other]
+    left_out = (out / "rejected.jsonl").read_text()
+    assert other in left_out and key not in left_out  # of which there is a record
+    found = {one["__key__"]: one["image"] for one in api.open(out, decode=None)}
+    assert found[key] == before and len(found) == 24
+    for one in (key, other):
+        (source / one).write_bytes(noise("mended", 500))
+    assert update(source, out, on_error="skip").rejected == []
+    assert not (out / "rejected.jsonl").exists()
+    found = {one["__key__"]: one["image"] for one in api.open(out, decode=None)}
+    assert found[key] == found[other] == noise("mended", 500) and len(found) == 25
+
+
+def test_a_list_of_a_user_stays(out: Path, source: Path) -> None:
+    (out / "rejected.jsonl").write_text('{"key": "class0/000.jpg", "reason": "blurred"}\n')
+    change(source)
+    update(source, out)
+    assert "blurred" in (out / "rejected.jsonl").read_text()
 
 
 def test_originals_that_were_kept_can_be_compared(tmp_path: Path) -> None:

@@ -1,0 +1,365 @@
+"""What parts built is committed: of an append. (Of a packing: test_schedulers, test_splits, ...)"""
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import LIMIT_S
+from support.packing import unlisted
+from support.programs import Program
+from support.trees import (
+    command,
+    content,
+    environment,
+    images,
+    noise,
+    plant,
+    shardio,
+    shardio_json,
+)
+
+import shardio as api
+from shardio import (
+    BusyError,
+    NotPackedError,
+    OptionError,
+    PlanOptions,
+    SourceChangedError,
+    Writer,
+    append,
+    commit,
+    pack,
+    verify,
+)
+from shardio.packing import versions
+from shardio.packing.drop import drop
+from shardio.packing.journal import WORK
+from shardio.packing.update import update
+from shardio.packing.versions import log
+
+NEW: dict[str | bytes, bytes | None] = {
+    f"{c}/new{i}.jpg": noise(f"{c}{i}", 400) for c in ("class1", "zebra") for i in range(9)
+}  # five shards
+
+
+@pytest.fixture(autouse=True)
+def _at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1750000000")  # equal commits make equal files
+
+
+@pytest.fixture
+def more(tmp_path: Path) -> Path:
+    """A folder of 18 files that `out` does not have."""
+    return plant(tmp_path / "more", NEW)
+
+
+@pytest.fixture
+def expected(out: Path, more: Path, tmp_path: Path) -> dict[bytes, bytes | None]:
+    """What an append without parts makes of `out`."""
+    shutil.copytree(out, tmp_path / "whole")
+    append(more, tmp_path / "whole", jobs=1)
+    return content(tmp_path / "whole")
+
+
+def in_parts(source: Path, out: Path, count: int = 3, **options: Any) -> Any:
+    for part in range(count, 0, -1):
+        append(source, out, jobs=1, part=(part, count), **options)
+    return commit(out, jobs=1)
+
+
+def keys_of(out: Path) -> list[str]:
+    return sorted(api.open(out, decode=None).keys())
+
+
+# --- the same as without parts --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("count", [1, 3, 16])
+def test_parts_append_what_one_process_does(
+    out: Path, more: Path, expected: Any, count: int, planned: bool
+) -> None:
+    if planned:
+        assert append(more, out, plan=True).planned
+    before = content(out)
+    (done,) = in_parts(more, out, count)
+    assert content(out) == expected
+    assert (done.records, done.built + done.kept) == (18, 5)
+    assert done.version == log(out).versions[0].id and f"version {done.version}" in str(done)
+    assert {key for key in before if not key.startswith(b".")} <= content(out).keys()
+    with pytest.raises(NotPackedError, match="already packed; there is nothing to commit"):
+        commit(out)
+
+
+@pytest.mark.parametrize("plan", [False, True])
+def test_processes_at_once_each_build_their_part(
+    out: Path, more: Path, expected: Any, plan: bool
+) -> None:
+    if plan:
+        said = shardio("append", more, out, "--plan").stdout
+        assert "18 records planned in 5 shards" in said
+        assert f"next: shardio append {more} {out} --part I/N for I from 1 to N, then" in said
+    lines = [command("append", more, out, "--part", f"{i}/3") for i in (1, 2, 3)]
+    running = [
+        subprocess.Popen(line, env=environment(), stdout=subprocess.PIPE, text=True)
+        for line in lines
+    ]
+    for i, one in enumerate(running, 1):
+        said = one.communicate(timeout=LIMIT_S)[0]
+        assert one.returncode == 0
+        assert f"built ({i} of 3, not committed)" in said
+        assert f"next: shardio commit {out}, when all parts are built" in said
+    assert keys_of(out) == sorted(images())  # until then nothing is appended
+    found = shardio_json("commit", out, "--wait", "--parts", "3")["datasets"]
+    assert [one["records"] for one in found] == [18]
+    assert content(out) == expected
+
+
+def test_a_part_that_is_killed_is_run_again(out: Path, more: Path, expected: Any) -> None:
+    line = ("append", more, out, "--jobs", "1")
+    program = Program("-m", "support.held_packing", "3", *line, "--part", "2/2", limit_s=LIMIT_S)
+    while len(list((out / WORK).glob("*.shard"))) < 1:
+        assert not program.ended(), program.finish()
+        time.sleep(0.01)  # nothing tells what another process has written
+    shardio(*line, "--part", "1/2")  # at once: it is of other shards
+    assert "is packing here" in shardio(*line, "--part", "2/2", code=5).stderr
+    assert "is packing here" in shardio(*line, code=5).stderr
+    assert "is packing here" in shardio("commit", out, code=5).stderr
+    program.kill()
+    program.finish()
+    said = shardio("commit", out, "--parts", "2", code=1).stderr
+    assert "2 of 5 shards are not built: 3, 4; of parts 2" in said
+    assert "Nothing was committed. Run the parts that build them" in said
+    there = {path.name: path.stat().st_ino for path in (out / WORK).glob("*.shard")}
+    assert len(there) == 3
+    shardio(*line, "--part", "2/2")
+    shardio("commit", out)
+    assert {name: (out / name).stat().st_ino for name in there} == there
+    assert content(out) == expected
+
+
+def test_without_part_it_goes_on_with_what_parts_built(
+    out: Path, more: Path, expected: Any
+) -> None:
+    append(more, out, jobs=1, part=(2, 3))
+    there = {path.name: path.stat().st_ino for path in (out / WORK).glob("*.shard")}
+    append(more, out, jobs=1)
+    assert {name: (out / name).stat().st_ino for name in there} == there and there
+    assert content(out) == expected
+
+
+def test_a_plan_is_listed_once(
+    out: Path, more: Path, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(more, out, plan=True)
+    unlisted(monkeypatch)
+    assert append(more, out, dry_run=True).added == 18
+    in_parts(more, out)
+    assert content(out) == expected
+
+
+def test_the_scheduler_says_the_part(out: Path, more: Path, expected: Any) -> None:
+    for rank in ("0", "1"):
+        line = ("append", more, out, "--part", "auto")
+        said = shardio(*line, env=environment(RANK=rank, WORLD_SIZE="2"))
+        assert f"part {int(rank) + 1} of 2, by RANK={rank}, WORLD_SIZE=2" in said.stderr
+    shardio("commit", out)
+    assert content(out) == expected
+
+
+# --- splits ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> tuple[Path, Path]:
+    """A dataset of three splits, and a source with new records for two of them."""
+    old: dict[str | bytes, bytes | None] = {
+        f"{name}/{key!s}": data
+        for name in ("train", "val", "test")
+        for key, data in images(2, 3).items()
+    }
+    pack(plant(tmp_path / "src", old), tmp_path / "out", jobs=1, plan=PlanOptions(max_records=4))
+    new: dict[str | bytes, bytes | None] = {
+        f"train/class{c}/n{i}.jpg": noise(f"{c}{i}", 300) for c in (0, 9) for i in (1, 2)
+    }
+    new |= {f"val/class8/n{i}.jpg": noise(f"v{i}", 300) for i in range(7)}
+    return plant(tmp_path / "new", new), tmp_path / "out"
+
+
+@pytest.mark.parametrize("plan", [False, True])
+def test_splits_are_one_commit_with_one_list_of_classes(
+    split: tuple[Path, Path], tmp_path: Path, plan: bool
+) -> None:
+    source, out = split
+    shutil.copytree(out, tmp_path / "whole")
+    append(source, tmp_path / "whole", jobs=1)
+    if plan:
+        append(source, out, plan=True)
+    done = in_parts(source, out)
+    assert content(out) == content(tmp_path / "whole")
+    assert [(one.split, one.records) for one in done] == [("train", 4), ("val", 7)]
+    for name in ("train", "val", "test"):
+        assert api.open(out / name).classes == ["class0", "class1", "class8", "class9"]
+
+
+def test_a_split_that_no_part_has_begun_is_missing(split: tuple[Path, Path]) -> None:
+    source, out = split
+    append(source, out, jobs=1, part=(1, 2))
+    append(source, out, jobs=1, part=(2, 2))
+    before = content(out / "train"), content(out / "test")
+    shutil.move(out / "val" / WORK, out / "away")
+    for wait_s in (None, 0):
+        with pytest.raises(NotPackedError, match=r"val/\S+: no part has begun to pack here"):
+            commit(out, jobs=1, wait_s=wait_s)
+    assert (content(out / "train"), content(out / "test")) == before
+    shutil.move(out / "away", out / "val" / WORK)
+    assert len(commit(out, jobs=1)) == 2
+    assert api.open(out / "val").classes == ["class0", "class1", "class8", "class9"]
+
+
+@pytest.mark.parametrize("commits", [1, 2])
+def test_a_commit_that_dies_between_splits_is_gone_on_with(
+    split: tuple[Path, Path], tmp_path: Path, commits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = split
+    shutil.copytree(out, tmp_path / "whole")
+    append(source, tmp_path / "whole", jobs=1)
+    for part in ("1/2", "2/2"):
+        append(source, out, jobs=1, part=part)
+    with monkeypatch.context() as patch:
+        left = commits
+
+        def dying(*given: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            return versions.commit(*given)
+
+        patch.setattr("shardio.packing.grow.commit", dying)
+        with pytest.raises(KeyboardInterrupt):
+            commit(out, jobs=1)
+    named = [log(out / name).versions for name in ("test", "train", "val")]
+    assert [len(of) for of in named] == [2, commits, 1]
+    commit(out, jobs=1)
+    assert content(out) == content(tmp_path / "whole")
+
+
+# --- keys that are there, and what is left out ----------------------------------------------------
+
+
+def test_what_is_replaced_is_known_by_the_keys_of_the_plan(
+    out: Path, more: Path, tmp_path: Path
+) -> None:
+    plant(more, {"class0/003.jpg": noise("another", 700), "class0/005.jpg": b"no image"})
+    shutil.copytree(out, tmp_path / "whole")
+    options = {"on_duplicate": "replace", "on_error": "skip"}
+    whole = append(more, tmp_path / "whole", jobs=1, **options)  # type: ignore[arg-type]
+    assert (whole.added, whole.replaced) == (19, 1)
+    (done,) = in_parts(more, out, **options)
+    assert [key for key, _ in done.rejected] == ["class0/005.jpg"]
+    assert any("1 of these replace a record with the same key" in note for note in done.notes)
+    assert content(out) == content(tmp_path / "whole")
+    data = api.open(out, decode=None)
+    found = {one["__key__"]: one["image"] for one in data}
+    assert found["class0/003.jpg"] == noise("another", 700)
+    # What cannot be packed takes nobody's place.
+    assert found["class0/005.jpg"] == images()["class0/005.jpg"]
+    assert not (out / "rejected.jsonl").exists()  # a list of what has no record
+    assert append(more, out, jobs=1, on_duplicate="skip", on_error="skip").skipped == 20
+    assert verify(out).damages == []
+
+
+def test_keys_that_are_there_are_refused_by_each_part(out: Path, source: Path) -> None:
+    before = content(out)
+    with pytest.raises(OptionError, match="has 24 records of the source already"):
+        append(source, out, part="1/2")
+    assert content(out) == before
+
+
+# --- others meanwhile -----------------------------------------------------------------------------
+
+
+def test_what_others_append_meanwhile_stays_and_parts_are_run_again(out: Path, more: Path) -> None:
+    append(more, out, jobs=1, part="1/2")
+    append(more, out, jobs=1, part="2/2")
+    with Writer(out, append=True) as writer:
+        writer.write({"__key__": "by a program", "image": noise("p", 300), "label": 0})
+    before = {key: data for key, data in content(out).items() if not key.startswith(b".")}
+    with pytest.raises(BusyError, match="something else was appended here meanwhile"):
+        commit(out)
+    there = content(out)
+    assert {key: data for key, data in there.items() if not key.startswith(b".")} == before
+    in_parts(more, out, 2)
+    assert len(keys_of(out)) == 24 + 1 + 18 and verify(out).damages == []
+
+
+def test_a_drop_may_come_in_between(out: Path, more: Path) -> None:
+    append(more, out, jobs=1, part="1/2")
+    drop(out, keys=["class0/000.jpg"])
+    append(more, out, jobs=1, part="2/2")
+    commit(out)
+    assert len(keys_of(out)) == 23 + 18
+
+
+def test_parts_of_another_source_are_refused(out: Path, more: Path, tmp_path: Path) -> None:
+    append(more, out, plan=True)
+    other = plant(tmp_path / "other", {"class2/x.jpg": noise("x", 300)})
+    with pytest.raises(OptionError, match=r"`shardio append --plan`(?s:.*)option label"):
+        append(other, out, part="1/2", read=api.SourceOptions(label="(c)"))
+    append(more, out, jobs=1, part="1/2")
+    shutil.rmtree(out / WORK)
+    append(more, out, jobs=1, part="1/2")
+    with pytest.raises(SourceChangedError, match=r"class2/x\.jpg is new"):
+        append(other, out, part="2/2")
+    with pytest.raises(SourceChangedError, match=r"class2/x\.jpg is new"):
+        append(other, out)
+    assert append(other, out, restart=True).added == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"shardio-plan 1\n", b"nothing of ours"])
+def test_a_damaged_plan_is_named_and_dropped_by_a_restart(
+    out: Path, more: Path, damage: bytes
+) -> None:
+    append(more, out, jobs=1, part="1/2")
+    (out / WORK / ".shardio-plan").write_bytes(damage)
+    for call in (lambda: commit(out), lambda: append(more, out, jobs=1)):
+        with pytest.raises(api.DamageError, match="shardio append --restart` drops it"):
+            call()
+    assert append(more, out, jobs=1, restart=True).added == 18
+    assert verify(out).damages == []
+
+
+def test_a_damaged_shard_of_a_part_is_missing(out: Path, more: Path, expected: Any) -> None:
+    append(more, out, jobs=1, part="1/1")
+    shard = sorted((out / WORK).glob("*.shard"))[2]
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(NotPackedError, match="1 of 5 shards are not built: 2"):
+        commit(out)
+    append(more, out, jobs=1, part="1/1")
+    commit(out)
+    assert content(out) == expected
+
+
+def test_notes_of_files_are_kept_by_parts_too(out: Path, source: Path, tmp_path: Path) -> None:
+    update(source, out)
+    plant(source, NEW)
+    in_parts(source, out, on_duplicate="skip")
+    done = update(source, out)
+    assert (done.unchanged, done.compared, done.versions) == (42, 0, {})
+
+
+def test_a_plan_is_of_all_parts(out: Path, more: Path) -> None:
+    with pytest.raises(OptionError, match="part: a plan is of all parts"):
+        append(more, out, plan=True, part="1/2")
+    assert not (out / WORK).exists()
+
+
+def test_restart_is_passed_on_by_the_command(out: Path, more: Path, tmp_path: Path) -> None:
+    append(more, out, jobs=1, part="1/2")
+    other = plant(tmp_path / "other", {"class2/x.jpg": noise("x", 300)})
+    assert "--restart" in shardio("append", other, out, code=1).stderr
+    assert shardio_json("append", other, out, "--restart")["added"] == 1
