@@ -18,7 +18,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from .._version import __version__
+from ..dataset.decode import Decoder
 from ..dataset.reader import Reader
+from ..dataset.sequence import ShardSequence
 from ..errors import (
     DamageError,
     OptionError,
@@ -32,7 +34,9 @@ from ..formats.foreign.base import sidecar_name
 from ..formats.manifest import GROWN, MANIFEST, Commit, Manifest
 from ..formats.overlay import has_overlay_name, rows_that_differ
 from ..formats.record import MAGIC as RECORDS
+from ..formats.sample import pack_columns
 from ..formats.version import (
+    NONE,
     TAGS,
     Numbers,
     check_tag,
@@ -49,7 +53,7 @@ from ..formats.version import (
     load_version,
     sidecar_magic,
 )
-from ..names import key_text
+from ..names import KEY, key_text
 from ..storage.base import path_in
 from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate
@@ -276,19 +280,56 @@ def diff(
     new      another one; default: the newest
     storage  a shardio.Storage: how an object store is reached
 
-    Only keys of records that differ are read, and values that were annotated. Raises OptionError,
-    NotPackedError, DamageError.
+    Only keys of records that differ are read, and values that were annotated; but all records
+    where one version was compacted and the other was not. Raises OptionError, NotPackedError,
+    DamageError.
     """
     index = locate(path, storage)
     before, after = load_version(index, old), load_version(index, new)
     readers = Reader(index, before), Reader(index, after)
+    if before.dataset_id != after.dataset_id:  # compacted in between: no record is at its place
+        return _diff_of_contents(*readers)
     gone, come = _keys_of_one(*readers), _keys_of_one(*reversed(readers))
     fields = _fields_that_differ(before, after)
     both = (gone & come) | _keys_of_other_values(*readers)
-    lists = ([*map(key_text, sorted(keys))] for keys in (come - both, gone - both, both))
-    added, dropped, changed = lists
-    ids = before.version_id, after.version_id
-    return Diff(*ids, added, dropped, changed, fields)
+    return _as_diff(before, after, come - both, gone - both, both, fields=fields)
+
+
+def _as_diff(one: Manifest, other: Manifest, *keys: set[bytes], fields: list[str]) -> Diff:
+    """Return what differs: keys that were added, dropped and changed, and fields."""
+    lists = ([*map(key_text, sorted(some))] for some in keys)
+    return Diff(one.version_id, other.version_id, *lists, fields)
+
+
+def _diff_of_contents(one: Reader, other: Reader) -> Diff:
+    """Compare two versions of which all records lie elsewhere: all of both are read."""
+    here, there = (
+        ShardSequence(
+            of,
+            Decoder(of.manifest.schema, fields=None, decode=None, transform=None),
+            range(of.records),
+            text=False,
+        )
+        for of in (one, other)
+    )
+    places = {key: row for row, key in enumerate(there.stored_keys())}
+    gone, changed, fields = set[bytes](), set[bytes](), set[str]()
+    annotated = {beside.field for of in (one, other) for beside in of.manifest.overlays}
+    for sample in here:
+        row = places.pop(sample[KEY], None)
+        if row is None:
+            gone.add(sample[KEY])
+            continue
+        now = there[row]
+        differ = {
+            name
+            for name in {**sample, **now}
+            if pack_columns(sample.get(name)) != pack_columns(now.get(name))
+        }
+        if differ:
+            changed.add(sample[KEY])
+            fields |= differ & annotated
+    return _as_diff(one.manifest, other.manifest, {*places}, gone, changed, fields=sorted(fields))
 
 
 def _keys_of_one(one: Reader, other: Reader) -> set[bytes]:
@@ -385,9 +426,12 @@ def restore(path: str | os.PathLike[str], version: str) -> Version:
                 "was removed"
             )
         ids = [load_excluded(place, one) for one in (newest, old)]
+        counts = [newest.stored_records, old.stored_records]
+        if old.dataset_id != newest.dataset_id:  # compacted in between: numbers are others
+            ids, counts = [NONE, NONE], [newest.records, old.records]
         changes = {
-            "added": max(0, old.stored_records - newest.stored_records),
-            "removed": max(0, newest.stored_records - old.stored_records),
+            "added": max(0, counts[1] - counts[0]),
+            "removed": max(0, counts[0] - counts[1]),
             "dropped": len(np.setdiff1d(ids[1], ids[0])),
             "brought back": len(np.setdiff1d(ids[0], ids[1])),
         }

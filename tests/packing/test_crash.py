@@ -34,8 +34,12 @@ from support.trees import (
 
 from shardio.dataset import sequence as sequences
 from shardio.errors import NotPackedError
+from shardio.packing.annotate import annotate
+from shardio.packing.append import append
+from shardio.packing.drop import drop
 from shardio.packing.options import PlanOptions
 from shardio.packing.pack import commit, pack
+from shardio.packing.update import update
 from shardio.packing.verify import verify
 from shardio.storage import local
 
@@ -68,6 +72,15 @@ def parts(source: Path, out: Path) -> None:
         build(source, out, part=(part, 2))
 
 
+def grown(source: Path, out: Path) -> None:
+    """A dataset whose records lie in too many shards, with all that may be beside these."""
+    build(source, out)
+    append(source.parent / "more", out, jobs=1, on_duplicate="skip")
+    update(source.parent / "more", out, jobs=1)
+    annotate(out, {"class1/001.jpg": {"label": 0, "caption": "a cat"}}, missing="none")
+    drop(out, keys=["class0/001.jpg"])
+
+
 SCENES = {
     "pack": Scene(["pack", "SRC", "OUT", *RECORDS]),
     "skip": Scene(["pack", "SRC/../bad", "OUT", *RECORDS, "--on-error", "skip"], code=4),
@@ -87,6 +100,7 @@ SCENES = {
         replaces=True,
     ),
     "update": Scene(["update", "SRC/../more", "OUT", "--jobs", "1"], build, replaces=True),
+    "compact": Scene(["compact", "OUT", "--jobs", "1"], grown, replaces=True),
     "drop": Scene(["drop", "OUT", "--keys", "SRC/../keys.txt"], build, replaces=True),
 }
 
