@@ -1,4 +1,4 @@
-"""`drop`, `annotate`, `compact`, `log`, `diff`, `tag`, `restore`: change a dataset, and know its versions."""
+"""Change a dataset: `drop`, `annotate`, `compact`; versions: `log`, `diff`, `tag`, `restore`."""
 
 from __future__ import annotations
 

@@ -22,9 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from ..dataset.decode import Decoder
 from ..dataset.reader import Reader
-from ..dataset.sequence import ShardSequence
+from ..dataset.sequence import ShardSequence, stored_of
 from ..errors import BusyError, DamageError, ExistsError, OptionError, printable
 from ..formats import manifest
 from ..formats.base import Overlay, ShardInfo
@@ -293,7 +292,7 @@ class _Work:
             size = options.shard_size
         absent = {*options.absent, *range(len(packed.classes or ()), len(base.classes or ()))}
         if absent and dict(base.stored_schema.fields).get("label") == "int":
-            absent -= {*self._records().targets.tolist()}
+            absent -= {*stored_of(self.reader).targets.tolist()}
         return replace(
             options,
             format=base.format,
@@ -311,13 +310,9 @@ class _Work:
                 return one
         return self.base
 
-    def _records(self) -> ShardSequence:
-        decoder = Decoder(self.reader.manifest.schema, fields=None, decode=None, transform=None)
-        return ShardSequence(self.reader, decoder, range(self.reader.records), text=False)
-
     def _listing(self, options: PackOptions) -> Listing:
         """List the records in the order in which a source of all of them would have them."""
-        base, reader, records = self.base, self.reader, self._records()
+        base, reader, records = self.base, self.reader, stored_of(self.reader)
         self._keys = keys = records.stored_keys()
         ordered = options.shuffle or options.source in _BY_KEY
         order = np.array(bytewise(keys) if ordered else range(len(keys)), np.int64)

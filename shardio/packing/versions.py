@@ -18,9 +18,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from .._version import __version__
-from ..dataset.decode import Decoder
 from ..dataset.reader import Reader
-from ..dataset.sequence import ShardSequence
+from ..dataset.sequence import stored_of
 from ..errors import (
     DamageError,
     OptionError,
@@ -297,30 +296,23 @@ def diff(
 
 def _as_diff(one: Manifest, other: Manifest, *keys: set[bytes], fields: list[str]) -> Diff:
     """Return what differs: keys that were added, dropped and changed, and fields."""
-    lists = ([*map(key_text, sorted(some))] for some in keys)
-    return Diff(one.version_id, other.version_id, *lists, fields)
+    added, dropped, changed = ([*map(key_text, sorted(some))] for some in keys)
+    return Diff(one.version_id, other.version_id, added, dropped, changed, fields)
 
 
 def _diff_of_contents(one: Reader, other: Reader) -> Diff:
     """Compare two versions of which all records lie elsewhere: all of both are read."""
-    here, there = (
-        ShardSequence(
-            of,
-            Decoder(of.manifest.schema, fields=None, decode=None, transform=None),
-            range(of.records),
-            text=False,
-        )
-        for of in (one, other)
-    )
-    places = {key: row for row, key in enumerate(there.stored_keys())}
+    here, there = map(stored_of, (one, other))
+    places = dict[bytes, list[int]]()
+    for row, key in enumerate(there.stored_keys()):
+        places.setdefault(key, []).append(row)
     gone, changed, fields = set[bytes](), set[bytes](), set[str]()
     annotated = {beside.field for of in (one, other) for beside in of.manifest.overlays}
     for sample in here:
-        row = places.pop(sample[KEY], None)
-        if row is None:
+        if not (rows := places.get(sample[KEY])):
             gone.add(sample[KEY])
             continue
-        now = there[row]
+        now = there[rows.pop(0)]
         differ = {
             name
             for name in {**sample, **now}
@@ -329,7 +321,8 @@ def _diff_of_contents(one: Reader, other: Reader) -> Diff:
         if differ:
             changed.add(sample[KEY])
             fields |= differ & annotated
-    return _as_diff(one.manifest, other.manifest, {*places}, gone, changed, fields=sorted(fields))
+    come = {key for key, rows in places.items() if rows}
+    return _as_diff(one.manifest, other.manifest, come, gone, changed, fields=sorted(fields))
 
 
 def _keys_of_one(one: Reader, other: Reader) -> set[bytes]:
