@@ -29,10 +29,11 @@ from ..formats import manifest
 from ..formats.base import Overlay, ShardInfo
 from ..formats.manifest import Manifest, overlay_name
 from ..formats.overlay import ROW, OverlaidShard, overlay_schema, without_overlays
+from ..formats.record import erased_in
 from ..formats.sample import Sample, Schema
 from ..formats.version import NONE, Numbers, SourceNotes, history, load_excluded, load_sources
 from ..names import KEY
-from ..storage import local
+from ..storage import local, lock
 from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate
 from ..units import check_bool, check_size, refuse_options, show_count, show_size
@@ -50,7 +51,7 @@ from .sources.dataset import Records
 from .versions import changing, commit, version_lines, with_excluded
 
 COMMAND = "compact"  # in the log
-_VALUES = 1 << 16  # values of a field that are in memory at once
+VALUES = 1 << 16  # values of a field that are in memory at once
 _BY_KEY = ("imagefolder", "files", "trees", "listing", "coco")  # sources that list by keys
 _SEALS = {"values", "members"}  # options that are hashes of what a source has
 
@@ -147,7 +148,7 @@ def compact(
             done.bytes += base.size
             continue
         work.append(one)
-        done.left_out += len(one.reader.dropped)
+        done.left_out += one.left_out
         if dry_run:
             done.shards += one.plan.shards
             done.bytes += one.needed
@@ -155,8 +156,8 @@ def compact(
     if not dry_run and work:
         local.refuse_if_full(folder, sum(one.needed - one.finished for one in work))
         if announce is not None:
-            shards = sum(one.base.shards for one in work), sum(one.plan.shards for one in work)
-            announce("{:,} shards become {:,}; the old ones stay until `gc`".format(*shards))
+            shards = show_count(sum(one.base.shards for one in work), "shard")
+            announce(f"{shards} become {sum(one.plan.shards for one in work):,}")
         _build_and_commit(work, run, done, progress)
     done.seconds = time.monotonic() - began
     return done
@@ -171,10 +172,13 @@ def _refuse_foreign(base: Manifest) -> None:
 
 
 def _remove_others(one: _Work, restart: bool) -> None:
-    """Remove what an earlier call left in the working directory, if it is not to be gone on with.
+    """Remove what an earlier call left, if it is not to be gone on with.
 
     That is of another version, or committed. Raises ExistsError where an append is unfinished.
     """
+    if os.path.lexists(os.path.join(one.folder, lock.JOURNAL)):
+        with changing(one.folder):  # which removes what was left
+            pass
     with contextlib.suppress(FileNotFoundError), output_dir.own_unfinished(one.work) as owner:
         try:
             plan = journal.parse(owner.journal(), one.work, owner.read)
@@ -249,6 +253,8 @@ class _Work:
         # As it was packed: what was annotated since lies beside the shards, and stays there.
         stored = replace(base, schema=base.stored_schema, overlays=())
         self.reader = Reader(index, stored)
+        self.left_out = 0  # records that were dropped, and not erased
+        self.needed = base.size  # bytes of the new shards, about
         options = self._options(size)
         self.plan = make_plan(self._listing(options), options)
         # A number may have been another record's, before `restore`: only shards tell.
@@ -266,11 +272,6 @@ class _Work:
             return False
         # By keys: of several records with one key, none is the first.
         return self._keys == [key for rows in self.plan.all_rows() for key in rows.keys]
-
-    @property
-    def needed(self) -> int:
-        """Return the bytes that the new shards take, about."""
-        return int(self.base.size * self.reader.records / max(1, self.base.stored_records))
 
     @property
     def finished(self) -> int:
@@ -312,23 +313,26 @@ class _Work:
 
     def _listing(self, options: PackOptions) -> Listing:
         """List the records in the order in which a source of all of them would have them."""
-        base, reader, records = self.base, self.reader, stored_of(self.reader)
-        self._keys = keys = records.stored_keys()
-        ordered = options.shuffle or options.source in _BY_KEY
-        order = np.array(bytewise(keys) if ordered else range(len(keys)), np.int64)
-        numbers = np.setdiff1d(np.arange(base.stored_records), reader.dropped)
-        sizes = [np.empty(0, np.int64)]
-        for at in range(base.shards):
-            sizes.append(
-                np.delete(without_overlays(reader.shard(at)).blob_sizes(), reader.dropped_in(at))
-            )
+        base, reader = self.base, self.reader
+        keys, sizes, numbers = list[bytes](), [NONE], [NONE]
+        for at, first in enumerate(reader.starts[:-1].tolist()):
+            shard = without_overlays(reader.shard(at))
+            dropped = reader.dropped_in(at)
+            kept = np.delete(np.arange(shard.records), dropped)
+            self.left_out += len(dropped) - len(erased_in(shard))
+            self.needed -= int(shard.sizes[dropped].sum())
+            keys += map(shard.key, kept.tolist())
+            sizes.append(shard.blob_sizes()[kept])
+            numbers.append(first + kept)
+        self._keys, by_key = keys, options.shuffle or options.source in _BY_KEY
+        order = np.array(bytewise(keys) if by_key else range(len(keys)), np.int64)
         fields = base.stored_schema.fields[1:]
         return Listing(
             root=os.fsencode(self.folder),
             keys=[keys[place] for place in order.tolist()],
             sizes=np.concatenate(sizes)[order],
-            mtimes=numbers[order],
-            source=_AsStored(records, [name for name, _ in fields]),
+            mtimes=np.concatenate(numbers)[order],
+            source=_AsStored(stored_of(reader), [name for name, _ in fields]),
             fields=fields,
             classes=base.classes,
             absent=tuple((base.classes or ())[number] for number in options.absent),
@@ -396,7 +400,7 @@ def _replace_shards(one: _Work, job: Job, newest: Manifest, done: Compacted) -> 
         notes = SourceNotes(notes.sizes[one.numbers], notes.times[one.numbers])
         side, data = notes.dump(plan.dataset_id)
         after, files = replace(after, sources=side), {**files, side.name: data}
-    changes = {"left out": newest.stored_records - plan.records}
+    changes = {"left out": one.left_out}
     done.versions[one.split] = commit(one.folder, newest, after, COMMAND, changes, files).version_id
     done.shards += len(infos)
     done.bytes += sum(info.size for info in infos)
@@ -430,8 +434,8 @@ def _carried(one: _Work, newest: Manifest) -> Iterator[Overlay]:
 
 def _values_of(reader: Reader, old: Overlay, numbers: Numbers) -> Iterator[tuple[int, Any]]:
     """Yield the places of those records that have a value of a field beside them, and the value."""
-    for first in range(0, len(numbers), _VALUES):
-        some = numbers[first : first + _VALUES]
+    for first in range(0, len(numbers), VALUES):
+        some = numbers[first : first + VALUES]
         shards = np.searchsorted(reader.starts, some, side="right") - 1
         found = dict[int, Any]()
         for at in np.unique(shards).tolist():

@@ -347,7 +347,7 @@ def test_annotated_values_stay_beside_the_shards(tmp_path: Path, format: str) ->
 
 
 def test_many_values_are_carried_in_parts(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compacting, "_VALUES", 7)
+    monkeypatch.setattr(compacting, "VALUES", 7)
     annotate(small, {key: {"caption": f"of {key}"} for key in samples(small)})
     compact(small, jobs=1)
     assert {key: one["caption"] for key, one in samples(small).items()} == {
