@@ -32,7 +32,7 @@ def _compact(output: Output, **call: Any) -> int:
     from ..packing.compact import compact
 
     with output.progress("listing", "compacting", "committing") as progress:
-        done = compact(**call, progress=progress, announce=output.announce)
+        done = compact(**call, progress=progress)
     return output.show(done)
 
 

@@ -42,7 +42,6 @@ from .grow import WORK
 from .job import Job, Run
 from .options import ADVICE, PackOptions, PathLike, PlanOptions
 from .pack import resumable
-from .parts import Announce
 from .plan import make_plan, usual_shard_size
 from .process_pool import Progress, Report, processes
 from .shard_writer import ShardWriter
@@ -107,7 +106,6 @@ def compact(
     restart: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
-    announce: Announce | None = None,
 ) -> Compacted:
     """Merge the shards of a dataset, or of its splits, and shuffle them anew, as a new version.
 
@@ -118,13 +116,12 @@ def compact(
     restart     drop an unfinished `append` that is here
     dry_run     say how many shards there would be, and change nothing
     progress    called now and then with bytes done and bytes in all
-    announce    called with lines to show before the work begins
 
-    The shards are those of a dataset that was packed at once of all that is there, with the same
-    options and classes, byte for byte, where images were packed as they are. Dropped records are
-    left out, annotated fields stay beside the shards, older versions stay as they are. It needs
-    room for all records once more, until `gc`. Run again after an interruption, it resumes. Raises
-    OptionError, BusyError, ExistsError, NotPackedError, DamageError, StorageError.
+    Of a folder of images that were packed as they are, the shards are those of a dataset that was
+    packed at once, with the same options and classes, byte for byte. Dropped records are left out,
+    annotated fields stay beside the shards, older versions stay as they are. It needs room for all
+    records once more, until `gc`. Run again after an interruption, it resumes. Raises OptionError,
+    BusyError, ExistsError, NotPackedError, DamageError, StorageError.
     """
     began = time.monotonic()
     check_bool(dry_run=dry_run, restart=restart)
@@ -155,9 +152,6 @@ def compact(
     done.already = not work
     if not dry_run and work:
         local.refuse_if_full(folder, sum(one.needed - one.finished for one in work))
-        if announce is not None:
-            shards = show_count(sum(one.base.shards for one in work), "shard")
-            announce(f"{shards} become {sum(one.plan.shards for one in work):,}")
         _build_and_commit(work, run, done, progress)
     done.seconds = time.monotonic() - began
     return done

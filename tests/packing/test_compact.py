@@ -3,11 +3,13 @@
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support import small_datasets
 from support.packing import grouped
 from support.trees import content, images, noise, picture, plant, shardio, shardio_json, shards
 from torch.utils.data import DataLoader
@@ -164,7 +166,10 @@ def test_sizes_of_shards_that_nobody_asked_for_are_those_of_all_records(tmp_path
     pack(plant(tmp_path / "a", tree("a", 4)), out, jobs=1)
     append(plant(tmp_path / "b", tree("b", 76)), out, jobs=1)
     assert newest(out).options["shard_size"] == 1 << 20
+    appended = newest(out).version_id
     compact(out, jobs=2)
+    restore(out, appended)
+    compact(out, jobs=1)
     whole = plant(tmp_path / "whole", {**tree("a", 4), **tree("b", 76)})
     pack(whole, tmp_path / "at once", jobs=1)
     assert newest(out).options["shard_size"] > 1 << 20
@@ -221,17 +226,19 @@ def test_what_a_program_wrote_stays_in_its_order(tmp_path: Path) -> None:
 
 
 def test_several_records_of_one_key_stay(tmp_path: Path) -> None:
-    plant(tmp_path / "files", {f"{i}.jpg": noise(f"{i}", 300 + i) for i in range(6)})
-    rows = [f"{i % 6}.jpg,{i}" for i in range(12)]
-    (tmp_path / "list.csv").write_text("\n".join(["path,number", *rows]))
-    read = SourceOptions(root=tmp_path / "files")
-    pack(tmp_path / "list.csv", tmp_path / "out", read=read, jobs=1, **grouped({"max_records": 5}))
-    numbers = sorted(api.open(tmp_path / "out").columns("number").tolist())
-    drop(tmp_path / "out", where={"number": 3})
-    compact(tmp_path / "out", jobs=1)
-    numbers.remove(3)
-    assert sorted(api.open(tmp_path / "out").columns("number").tolist()) == numbers
-    assert compact(tmp_path / "out").already
+    def sample(i: int) -> dict[str, Any]:
+        return {"__key__": b"k/%d" % (i % 3), "image": noise(f"{i}", 300), "label": i}
+
+    out = small_datasets.make(tmp_path / "out", [5, 5, 3], sample=sample, classes=None)
+    options = {"source": "dataset", "shuffle": True, "seed": 0, "shard_size": 2000}
+    (out / "manifest.json").write_bytes(replace(newest(out), options=options, digest="").dump())
+    drop(out, where={"label": 3})
+    compact(out, jobs=1)
+    data = api.open(out, decode=None)
+    assert sorted(data.targets.tolist()) == [0, 1, 2, *range(4, 13)]
+    assert all(one["image"] == noise(f"{one['label']}", 300) for one in data)
+    assert compact(out).already
+    assert diff(out, log(out).versions[2].id).dropped == ["k/0"]
 
 
 def test_an_epoch_has_each_record_once(small: Path) -> None:
@@ -347,7 +354,7 @@ def test_annotated_values_stay_beside_the_shards(tmp_path: Path, format: str) ->
 
 
 def test_many_values_are_carried_in_parts(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compacting, "VALUES", 7)
+    monkeypatch.setattr(compacting, "VALUES", 3)
     annotate(small, {key: {"caption": f"of {key}"} for key in samples(small)})
     compact(small, jobs=1)
     assert {key: one["caption"] for key, one in samples(small).items()} == {
@@ -443,7 +450,7 @@ def test_erased_records_stay_erased(small: Path) -> None:
     packed = log(small).versions[-1].id
     drop(small, keys=keys[:2], erase=True)
     erased = log(small).versions[0].id
-    compact(small, jobs=1)
+    assert compact(small, jobs=1).left_out == 2
     for _ in range(2):
         assert samples(small, erased).keys() == samples(small).keys() == {*keys[2:]}
         with pytest.raises(OptionError, match="were erased since"):
@@ -592,7 +599,9 @@ def test_a_damaged_record_is_named_and_nothing_is_committed(small: Path) -> None
     damaged[data.reader.shard(shard).offset(record) + 60] ^= 1
     path.write_bytes(damaged)
     version = newest(small).version_id
-    with pytest.raises(DamageError, match=rf"(?s)1 record cannot be read:\n.*{key}.*shardio drop"):
+    with pytest.raises(
+        DamageError, match=rf"(?s)1 record cannot be read:\n.*{key}.*checksum is.*drop"
+    ):
         compact(small, jobs=1)
     assert newest(small).version_id == version
     drop(small, keys=[key])
@@ -645,6 +654,25 @@ def test_one_of_another_version_is_begun_anew(
     expected = samples(small)
     compact(small, jobs=1)
     assert samples(small) == expected and not (small / WORK).exists()
+
+
+def test_one_of_records_with_the_same_numbers_keys_and_sizes_is_begun_anew(
+    out: Path, dead_on_shard: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def more(text: str) -> None:
+        with Writer(out, append=True) as writer:
+            for i in range(8):
+                image = noise(f"{text}{i}", 300)
+                writer.write({"__key__": f"class1/x{i}.jpg", "image": image, "label": 1})
+
+    packed = newest(out).version_id
+    more("some")
+    die_on(monkeypatch, out, dead_on_shard)
+    restore(out, packed)
+    more("others")
+    expected = samples(out)
+    compact(out, jobs=1)
+    assert samples(out) == expected
 
 
 def test_an_unfinished_append_is_finished_first_or_dropped(
