@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from ..dataset.reader import Reader
-from ..dataset.sequence import ShardSequence, stored_of
-from ..errors import BusyError, DamageError, ExistsError, OptionError, printable
+from ..dataset.sequence import stored_of
+from ..errors import BusyError, DamageError, ExistsError, OptionError, StorageError, printable
 from ..formats import manifest
 from ..formats.base import Overlay, ShardInfo
 from ..formats.manifest import Manifest, overlay_name
@@ -45,8 +45,7 @@ from .pack import resumable
 from .plan import make_plan, usual_shard_size
 from .process_pool import Progress, Report, processes
 from .shard_writer import ShardWriter
-from .sources.base import Listing, Problem, Read, Rejected, bytewise, listed
-from .sources.dataset import Records
+from .sources.base import Listing, Problem, Read, Rejected, Source, bytewise, listed
 from .versions import changing, commit, version_lines, with_excluded
 
 COMMAND = "compact"  # in the log
@@ -195,8 +194,8 @@ def _remove_others(one: _Work, restart: bool) -> None:
 # --- what is to be done ---------------------------------------------------------------------------
 
 
-class _AsStored(Records):
-    """The records of the dataset itself, whose images are as they were packed.
+class _AsStored(Source):
+    """The records of the dataset itself, by their numbers; images are as they were packed.
 
     Those that are announced are read in the order of the old shards: of many small ones few are
     open, and to open one costs more than to read a small record.
@@ -204,9 +203,8 @@ class _AsStored(Records):
 
     as_stored = True
 
-    def __init__(self, records: ShardSequence, fields: Iterable[str]) -> None:
-        """fields: all but the key."""
-        super().__init__(records, {name: name for name in fields})
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
         self._ahead = list[int]()  # records that were announced
 
     def will_need(self, place: int) -> None:
@@ -218,22 +216,36 @@ class _AsStored(Records):
         """Open the dataset."""
         held = dict[int, Sample | Rejected]()
         self._ahead.clear()
-        with super().open() as read_one:
 
-            def read(place: int) -> Sample:
-                if place not in held:
-                    for one in sorted({place, *self._ahead}):
-                        try:
-                            held[one] = read_one(one)
-                        except Rejected as error:  # to be raised when its turn comes
-                            held[one] = error
-                    self._ahead.clear()
-                found = held.pop(place)
-                if isinstance(found, Rejected):
-                    raise found
-                return found
+        def read(place: int) -> Sample:
+            if place not in held:
+                held.update(self._read({place, *self._ahead}))
+                self._ahead.clear()
+            found = held.pop(place)
+            if isinstance(found, Rejected):
+                raise found
+            return found
 
-            yield read
+        yield read
+
+    def _read(self, places: Iterable[int]) -> Iterator[tuple[int, Sample | Rejected]]:
+        """Yield records, or the error that is to be raised when their turn comes."""
+        numbers = np.array([*places], np.int64)
+        for at, own in _by_shard(self._reader, numbers):
+            shard, first = self._reader.shard(at), int(self._reader.starts[at])
+            for number in numbers[own].tolist():
+                try:
+                    yield number, shard.read(number - first)
+                except (DamageError, StorageError) as error:
+                    yield number, Rejected(str(error).splitlines()[0])
+
+
+def _by_shard(reader: Reader, numbers: Numbers) -> Iterator[tuple[int, Numbers]]:
+    """Yield the shards of records, and the places of their numbers among these, by number."""
+    order = np.argsort(numbers)
+    bounds = np.searchsorted(numbers[order], reader.starts)
+    for at in np.flatnonzero(np.diff(bounds)).tolist():
+        yield at, order[bounds[at] : bounds[at + 1]]
 
 
 class _Work:
@@ -320,17 +332,17 @@ class _Work:
             numbers.append(first + kept)
         self._keys, by_key = keys, options.shuffle or options.source in _BY_KEY
         order = np.array(bytewise(keys) if by_key else range(len(keys)), np.int64)
-        fields = base.stored_schema.fields[1:]
+        ordered = np.concatenate(numbers)[order]
         return Listing(
             root=os.fsencode(self.folder),
             keys=[keys[place] for place in order.tolist()],
             sizes=np.concatenate(sizes)[order],
-            mtimes=np.concatenate(numbers)[order],
-            source=_AsStored(stored_of(reader), [name for name, _ in fields]),
-            fields=fields,
+            mtimes=ordered,
+            source=_AsStored(reader),
+            fields=base.stored_schema.fields[1:],
             classes=base.classes,
             absent=tuple((base.classes or ())[number] for number in options.absent),
-            places=order,
+            places=ordered,
         )
 
 
@@ -430,12 +442,10 @@ def _values_of(reader: Reader, old: Overlay, numbers: Numbers) -> Iterator[tuple
     """Yield the places of those records that have a value of a field beside them, and the value."""
     for first in range(0, len(numbers), VALUES):
         some = numbers[first : first + VALUES]
-        shards = np.searchsorted(reader.starts, some, side="right") - 1
         found = dict[int, Any]()
-        for at in np.unique(shards).tolist():
+        for at, own in _by_shard(reader, some):
             shard = reader.shard(at) if at in old.files else None
             if isinstance(shard, OverlaidShard):
-                own = np.flatnonzero(shards == at)
                 records = some[own] - reader.starts[at]
                 has = np.isin(records, shard.rows_beside(old.field))
                 for place, record in zip(own[has].tolist(), records[has].tolist(), strict=True):
