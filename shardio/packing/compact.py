@@ -150,7 +150,8 @@ def compact(
             done.bytes += one.needed
     done.already = not work
     if not dry_run and work:
-        local.refuse_if_full(folder, sum(one.needed - one.finished for one in work))
+        needed = sum(one.needed + one.beside - one.finished for one in work)
+        local.refuse_if_full(folder, needed)
         _build_and_commit(work, run, done, progress)
     done.seconds = time.monotonic() - began
     return done
@@ -280,6 +281,12 @@ class _Work:
         return self._keys == [key for rows in self.plan.all_rows() for key in rows.keys]
 
     @property
+    def beside(self) -> int:
+        """Return the bytes of the values beside the shards."""
+        each = (infos for overlay in self.base.overlays for infos in overlay.files.values())
+        return sum(info.size for infos in each for info in infos)
+
+    @property
     def finished(self) -> int:
         """Return the bytes of shards that an interrupted call left."""
         with contextlib.suppress(FileNotFoundError):
@@ -382,6 +389,7 @@ def _replace_shards(one: _Work, job: Job, newest: Manifest, done: Compacted) -> 
     index, plan = locate(one.folder), one.plan
     dropped = load_excluded(index, newest)
     _refuse_changed(one, newest, dropped)
+    overlays = tuple(_carried(one, newest))  # while shards are where they are resumed from
     infos = [built.info for built in job.built if built.info is not None]
     for info in infos:
         local.move(os.path.join(one.work, info.name), one.folder)
@@ -389,7 +397,6 @@ def _replace_shards(one: _Work, job: Job, newest: Manifest, done: Compacted) -> 
     options = plan.options.record()
     if job.result.tiles is not None:
         options["tiles"] = job.result.tiles
-    overlays = tuple(_carried(one, newest))
     after = manifest.make(
         infos,
         dataset_id=plan.dataset_id,
