@@ -41,6 +41,7 @@ Change
     update             Make a packed dataset what its whole source is now.
     annotate           Add fields, or correct values: labels, captions, embeddings.
     drop               Hide records from every reader, as a new version.
+    compact            Merge small shards, as if all were packed at once.
     log                List the versions of a dataset.
     diff               Compare two versions: keys added, dropped, changed.
     tag                Name a version, so that `gc` keeps it.
@@ -114,6 +115,7 @@ if TYPE_CHECKING:
     from .packing.annotate import annotate as annotate
     from .packing.append import append as append
     from .packing.commit import commit as commit
+    from .packing.compact import compact as compact
     from .packing.copy import copy as copy
     from .packing.drop import drop as drop
     from .packing.export import export as export
@@ -162,6 +164,7 @@ _HOMES = {
     "bench": "tuning.bench",
     "collate": "dataset.collate",
     "commit": "packing.commit",
+    "compact": "packing.compact",
     "copy": "packing.copy",
     "diff": "packing.versions",
     "drop": "packing.drop",

@@ -20,7 +20,7 @@ from .convert import COPY, EXPORT, INDEX, UNPACK
 from .look import CAT, INFO, LS, VERIFY
 from .output import Output, paint
 from .pack import APPEND, COMMIT, GC, PACK, PLAN, UPDATE
-from .versions import ANNOTATE, DIFF, DROP, LOG, RESTORE, TAG
+from .versions import ANNOTATE, COMPACT, DIFF, DROP, LOG, RESTORE, TAG
 from .view import VIEW
 
 
@@ -44,7 +44,7 @@ COMPLETION = Command(
 )
 COMMANDS = (
     *(PACK, PLAN, COMMIT, INDEX, UNPACK, EXPORT, INFO, LS, CAT, VERIFY, VIEW),
-    *(APPEND, UPDATE, DROP, ANNOTATE, LOG, DIFF, TAG, RESTORE, GC),
+    *(APPEND, UPDATE, DROP, ANNOTATE, COMPACT, LOG, DIFF, TAG, RESTORE, GC),
     *(EXPLAIN, TUNE, BENCH, COPY, CACHE, COMPLETION),
 )
 FIRST = (PACK, VIEW, BENCH)  # what a newcomer runs, by its first example

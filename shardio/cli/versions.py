@@ -1,4 +1,4 @@
-"""`drop`, `annotate`, `log`, `diff`, `tag`, `restore`: change a dataset, and know its versions."""
+"""Change a dataset: `drop`, `annotate`, `compact`; versions: `log`, `diff`, `tag`, `restore`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from ..errors import OptionError, StorageError, printable
-from .command import FIELDS, OUT, ROOT, STORE, Command, option, read_fields
+from .command import FIELDS, JOBS, OUT, RESUME_HINT, ROOT, STORE, Command, option, read_fields
 from .output import Output
 
 _DIRECTORY = option("path", "OUT", "the packed directory")
@@ -28,6 +28,14 @@ def _annotate(output: Output, *, fields: str | None = None, **call: Any) -> int:
     if fields is not None:
         call["fields"] = read_fields(fields, alone=True)
     return output.show(annotate(**call))
+
+
+def _compact(output: Output, **call: Any) -> int:
+    from ..packing.compact import compact
+
+    with output.progress("listing", "compacting", "committing") as progress:
+        done = compact(**call, progress=progress)
+    return output.show(done)
 
 
 def lines_of(option: str, name: str) -> list[bytes]:
@@ -106,6 +114,21 @@ ANNOTATE = Command(
         "shardio annotate packed captions.csv --fields caption=text",
         "shardio annotate packed clip.npy --fields clip",
     ),
+)
+
+COMPACT = Command(
+    "compact",
+    "merge small shards, and leave out what was dropped, as a new version",
+    _compact,
+    "packing.compact:compact",
+    _DIRECTORY,
+    option("--shard-size", "SIZE"),
+    JOBS,
+    option("--restart"),
+    option("--dry-run"),
+    examples=("shardio compact packed --dry-run", "shardio compact packed"),
+    resume_hint=lambda options: "" if options.get("dry_run") else RESUME_HINT,
+    forks=True,
 )
 
 LOG = Command(

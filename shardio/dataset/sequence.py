@@ -120,7 +120,11 @@ def stored(
 
 def stored_in(index: Location, options: Storage) -> ShardSequence:
     """Open the dataset whose manifest lies in a location, as `stored` does."""
-    reader = open_index(index, options)
+    return stored_of(open_index(index, options))
+
+
+def stored_of(reader: Reader) -> ShardSequence:
+    """Give the records of a reader as `stored` does."""
     decoder = Decoder(reader.manifest.schema, fields=None, decode=None, transform=None)
     return ShardSequence(reader, decoder, range(reader.records), text=False)
 

@@ -77,7 +77,7 @@ def version_of_state(state: Any, reader: Reader) -> StateVersion | None:
     if isinstance(state, Mapping):
         named = str(state.get("dataset"))
     identity, _, version = named.partition("@")
-    if named == own or identity != own.partition("@")[0]:
+    if named == own or not named:
         return None
     path = printable(without_secrets(reader.index.url))
     texts = [
@@ -87,7 +87,12 @@ def version_of_state(state: Any, reader: Reader) -> StateVersion | None:
     what = f"{texts[0]} of {path}, and this is {texts[1]}"
     try:
         if version:
-            return StateVersion(load_version(reader.index, version), what)
-        return StateVersion(first_version(reader.index, reader.manifest), what)
+            found = load_version(reader.index, version)
+        else:
+            found = first_version(reader.index, reader.manifest)
     except OptionError as error:
+        if identity != own.partition("@")[0]:
+            return None
         raise StateError(f"the state is of {what}. {error}") from None
+    # `compact` gives versions another dataset id; those before it keep theirs.
+    return StateVersion(found, what) if found.dataset_id.hex() == identity else None

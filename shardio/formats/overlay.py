@@ -19,7 +19,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import repeat
 from typing import Any
 
@@ -226,6 +226,15 @@ class _Layer:
         for file in self._files:
             file.scattered()
 
+    @cached_property
+    def rows(self) -> Column:
+        """Return the records that have a value in a file, ascending. Raises DamageError."""
+        found = list[Column]()
+        for open_file in self._opens:
+            with contextlib.closing(open_file()) as file:
+                found.append(_rows(file, self._records))
+        return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+
     def check(self) -> None:
         """Read all values, and compare them with the index of their file. Raises DamageError."""
         for open_file in self._opens:
@@ -423,6 +432,21 @@ class OverlaidShard:
         Raises DamageError.
         """
         return next((one.values() for one in self._layers if one.field == name), {})
+
+    def rows_beside(self, name: str) -> Column:
+        """Return the records that have a value of a field beside the shard, ascending.
+
+        Raises DamageError.
+        """
+        return next((one.rows for one in self._layers if one.field == name), np.empty(0, np.int64))
+
+    def value_of(self, name: str, record: int) -> Any:
+        """Return the value of an annotated field, for a record. Raises DamageError."""
+        sample: Sample = {}
+        for layer, put in zip(self._layers, self._puts, strict=True):
+            if layer.field == name:
+                put(sample, record)
+        return sample[name]
 
     def close(self) -> None:
         """Give descriptors back."""

@@ -42,6 +42,7 @@ Its files:
     erase          shards written anew without records
     remains        what is left of them in a directory
     annotate       fields that are added beside the shards, or corrected
+    compact        small shards merged, as if all were packed at once
     given_values   what it is given: tables, arrays, dicts
     values_file    the files of a field's values
     gc             what no manifest names goes

@@ -20,7 +20,7 @@ from ..storage import local
 from . import journal
 from .built import Built, note_built, read_built
 from .plan import Plan
-from .reencode import Reencoded, reencode
+from .reencode import Reencoded, as_stored, reencode
 from .shard_writer import ShardWriter, open_own
 from .sources.base import Problem, Rejected
 
@@ -65,7 +65,7 @@ def _build_anew(work: Work, number: int, add: Callable[[int], None]) -> Built:
     plan, options = work.plan, work.plan.options
     keys, listed, _, places, source = plan.rows(number)
     assert source is not None
-    sizes = listed.tolist()
+    sizes, make = listed.tolist(), as_stored if source.as_stored else reencode
     naming = Schema(plan.fields), plan.dataset_id, plan.first + number, options.format
     shard = ShardWriter(work.directory, work.token, *naming)
     problems: list[Problem] = []
@@ -81,7 +81,7 @@ def _build_anew(work: Work, number: int, add: Callable[[int], None]) -> Built:
                 lookahead_left += sizes[i]
                 try:
                     sample = read(place)
-                    changes = reencode(sample, options)
+                    changes = make(sample, options)
                     shard.write(sample)
                     reencoded.add(changes)
                     shard.flush()

@@ -153,8 +153,7 @@ def make_plan(listing: Listing, options: PackOptions, each: int | None = None) -
     listed = listing.sizes[packed]
     bytes_packed = listed if each is None else np.full(count, each, np.int64)
     if shard_size is None:
-        fair = -(-int(bytes_packed.sum()) // MIN_SHARDS)
-        shard_size = max(min(SHARD_SIZE, fair), MIN_SHARD_SIZE)
+        shard_size = usual_shard_size(int(bytes_packed.sum()))
     decided: dict[str, Any] = {"shuffle": shuffle, "shard_size": shard_size}
     decided["seed"] = seed if shuffle else None
     if absent := set(listing.absent):  # `unpack` makes no folders of these
@@ -174,6 +173,11 @@ def make_plan(listing: Listing, options: PackOptions, each: int | None = None) -
         rows=_Listed(listing, packed, bounds),
     )
     return plan.with_dataset_id(listed)
+
+
+def usual_shard_size(size: int) -> int:
+    """Return the bytes of a shard, where nobody asked for another size, of a dataset of so many."""
+    return max(min(SHARD_SIZE, -(-size // MIN_SHARDS)), MIN_SHARD_SIZE)
 
 
 def prepare(plan: Plan, source: Source, request: SourceRequest) -> Plan:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from ..errors import DecodeError, OptionError, SourceError, StorageError, printable
 from ..formats import manifest
 from ..formats.sample import Sample
-from ..images import decode, jpeg_rewrite
+from ..images import decode, jpeg_rewrite, jpeg_tiles
 from ..images.resize import resize_short, square
 from ..names import KEY
 from .options import QUALITY, PackOptions
@@ -65,6 +65,12 @@ def reencode(sample: Sample, options: PackOptions) -> Reencoded:
     if options.keep_original and sample.get(ORIGINAL) is None:
         sample[ORIGINAL] = None if sample.get("image") is own else own
     return done
+
+
+def as_stored(sample: Sample, options: PackOptions) -> Reencoded:
+    """Count what `reencode` did to the image of a sample when it was packed, as far as it shows."""
+    image = sample.get("image") if options.jpeg_tiles else None
+    return _NOTHING if image is None or jpeg_tiles.tiles(image) is None else Reencoded(tiles=1)
 
 
 def _resize(sample: Sample, data: bytes, options: PackOptions) -> bool:

@@ -19,6 +19,7 @@ import numpy as np
 
 from .._version import __version__
 from ..dataset.reader import Reader
+from ..dataset.sequence import stored_of
 from ..errors import (
     DamageError,
     OptionError,
@@ -32,7 +33,9 @@ from ..formats.foreign.base import sidecar_name
 from ..formats.manifest import GROWN, MANIFEST, Commit, Manifest
 from ..formats.overlay import has_overlay_name, rows_that_differ
 from ..formats.record import MAGIC as RECORDS
+from ..formats.sample import pack_columns
 from ..formats.version import (
+    NONE,
     TAGS,
     Numbers,
     changed_since,
@@ -51,7 +54,7 @@ from ..formats.version import (
     readable,
     sidecar_magic,
 )
-from ..names import key_text
+from ..names import KEY, key_text
 from ..storage.base import Location, path_in
 from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate
@@ -285,21 +288,52 @@ def diff(
     new      another one; default: the newest
     storage  a shardio.Storage: how an object store is reached
 
-    Only keys of records that differ are read, and values that were annotated. Raises OptionError,
-    NotPackedError, DamageError.
+    Only keys of records that differ are read, and values that were annotated; but all records
+    where one version was compacted and the other was not. Raises OptionError, NotPackedError,
+    DamageError.
     """
     index, data = locate(path, storage), None
     if storage is not None and storage.root is not None:
         data = locate(storage.root, storage)
     before, after = load_version(index, old), load_version(index, new)
     readers = Reader(index, before, root=data), Reader(index, after, root=data)
+    if before.dataset_id != after.dataset_id:  # compacted in between: no record is at its place
+        return _diff_of_contents(*readers)
     gone, come = _keys_of_one(*readers), _keys_of_one(*reversed(readers))
     fields = _fields_that_differ(before, after)
     both = (gone & come) | _keys_of_other_values(*readers)
-    lists = ([*map(key_text, sorted(keys))] for keys in (come - both, gone - both, both))
-    added, dropped, changed = lists
-    ids = before.version_id, after.version_id
-    return Diff(*ids, added, dropped, changed, fields)
+    return _as_diff(before, after, come - both, gone - both, both, fields=fields)
+
+
+def _as_diff(one: Manifest, other: Manifest, *keys: set[bytes], fields: list[str]) -> Diff:
+    """Return what differs: keys that were added, dropped and changed, and fields."""
+    added, dropped, changed = ([*map(key_text, sorted(some))] for some in keys)
+    return Diff(one.version_id, other.version_id, added, dropped, changed, fields)
+
+
+def _diff_of_contents(one: Reader, other: Reader) -> Diff:
+    """Compare two versions of which all records lie elsewhere: all of both are read."""
+    here, there = map(stored_of, (one, other))
+    places = dict[bytes, list[int]]()
+    for row, key in enumerate(there.stored_keys()):
+        places.setdefault(key, []).append(row)
+    gone, changed, fields = set[bytes](), set[bytes](), set[str]()
+    annotated = {beside.field for of in (one, other) for beside in of.manifest.overlays}
+    for sample in here:
+        if not (rows := places.get(sample[KEY])):
+            gone.add(sample[KEY])
+            continue
+        now = there[rows.pop(0)]
+        differ = {
+            name
+            for name in {**sample, **now}
+            if pack_columns(sample.get(name)) != pack_columns(now.get(name))
+        }
+        if differ:
+            changed.add(sample[KEY])
+            fields |= differ & annotated
+    come = {key for key, rows in places.items() if rows}
+    return _as_diff(one.manifest, other.manifest, come, gone, changed, fields=sorted(fields))
 
 
 def _keys_of_one(one: Reader, other: Reader) -> set[bytes]:
@@ -413,9 +447,12 @@ def restore(
         if same.dump() == newest.dump():
             return _described(newest, load_tags(place))
         ids = [load_excluded(place, one) for one in (newest, old)]
+        counts = [newest.stored_records, old.stored_records]
+        if old.dataset_id != newest.dataset_id:  # compacted in between: numbers are others
+            ids, counts = [NONE, NONE], [newest.records, old.records]
         changes = {
-            "added": max(0, old.stored_records - newest.stored_records),
-            "removed": max(0, newest.stored_records - old.stored_records),
+            "added": max(0, counts[1] - counts[0]),
+            "removed": max(0, counts[0] - counts[1]),
         }
         if old.names is None or old.names == newest.names:  # else numbers are of other records
             changes["dropped"] = len(np.setdiff1d(ids[1], ids[0]))

@@ -372,7 +372,8 @@ def _small(job: TrainingJob) -> Iterator[Advice]:
         what = f"{small:,} of {manifest.shards:,} shards are smaller than a quarter of "
         what += f"{show_size(usual)}, since records were appended in small parts: each is a file "
         what += "to open, or a request"
-        yield Advice("small_shards", what, "append less often, or pack it again: `shardio pack`")
+        mend = "merge these by `shardio compact`, and append less often"
+        yield Advice("small_shards", what, mend)
 
 
 def _files(job: TrainingJob) -> Iterator[Advice]:

@@ -53,6 +53,7 @@ CALLS = {
     "update": "src out",
     "drop": "out --where label=class0 --dry-run",
     "annotate": "out scores.csv --dry-run",
+    "compact": "out",
     "log": "out",
     "tag": "out v2",
     "diff": "out v1",

@@ -81,6 +81,7 @@ def test_no_command_imports_torch(source: Path, out: Path, tmp_path: Path) -> No
         "update": [source, out, "--dry-run"],
         "drop": [out, "--where", "label=class0", "--dry-run"],
         "annotate": [out, out],  # which is no table
+        "compact": [out, "--dry-run"],
         "diff": [out, "0123"],  # which is no version
         "tag": [out, "a/b"],  # which is no name
         "restore": [out, "0123"],

@@ -42,6 +42,7 @@ from shardio.packing.export import export
 from shardio.packing.index import index
 from shardio.packing.options import PlanOptions
 from shardio.packing.pack import pack
+from shardio.packing.update import update
 from shardio.packing.verify import verify
 from shardio.packing.versions import tag
 from shardio.storage import local
@@ -118,6 +119,16 @@ def parts_of_append(source: Path, out: Path) -> None:
 def rest_of_append(source: Path, out: Path) -> None:
     append_part(source, out, "2/2")
     commit(out, jobs=1)
+def grown(source: Path, out: Path) -> None:
+    """A dataset whose records lie in too many shards, with all that may be beside these."""
+    once = source.parent / "grown"
+    if not once.exists():
+        build(source, once)
+        append(source.parent / "more", once, jobs=1, on_duplicate="skip")
+        update(source.parent / "more", once, jobs=1)
+        annotate(once, {"class1/001.jpg": {"label": 0, "caption": "a cat"}}, missing="none")
+        drop(once, keys=["class0/001.jpg"])
+    shutil.copytree(once, out)
 
 
 SCENES = {
@@ -152,6 +163,7 @@ SCENES = {
     ),
     "commit of an append": Scene(["commit", "OUT", "--jobs", "1"], parts_of_append, replaces=True),
     "update": Scene(["update", "SRC/../more", "OUT", "--jobs", "1"], build, replaces=True),
+    "compact": Scene(["compact", "OUT", "--jobs", "1"], grown, replaces=True),
     "drop": Scene(["drop", "OUT", "--keys", "SRC/../keys.txt"], build, replaces=True),
     "erase": Scene(
         ["drop", "OUT", "--keys", "SRC/../keys.txt", "--erase", "--missing", "ignore"],

@@ -108,7 +108,12 @@ class SourceFolder(Protocol):
 
 
 class Source:
-    """Where the records of a listing are read. Forked workers inherit it."""
+    """Where the records of a listing are read. Forked workers inherit it.
+
+    as_stored: images are as they are to be in shards; nothing is done to them.
+    """
+
+    as_stored = False
 
     def open(self) -> AbstractContextManager[Read]:
         """Open the function that reads the record at a place of the listing that made this source.

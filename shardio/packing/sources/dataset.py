@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ...dataset import sequence
-from ...dataset.decode import Decoder
 from ...dataset.reader import Reader
 from ...dataset.sequence import ShardSequence
 from ...errors import (
@@ -142,9 +141,7 @@ def _list_files(request: SourceRequest) -> Listing:
         jobs=request.jobs,
         progress=request.progress,
     )
-    decoder = Decoder(dataset.schema, fields=None, decode=None, transform=None)
-    rows = range(dataset.records)
-    records = ShardSequence(Reader(index, dataset, root=data), decoder, rows, text=False)
+    records = sequence.stored_of(Reader(index, dataset, root=data))
     listing = listing_of(records, replace(request, fields={}))
     if left_out:
         listing.notes.append(

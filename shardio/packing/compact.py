@@ -1,0 +1,480 @@
+"""Compact a dataset: its newest version is packed anew, into few shards, as if packed at once.
+
+How it works. The records of the newest version are listed by their keys, as a folder is, and packed
+by the options of the dataset, in the working directory that `append` has (grow.py): so it resumes,
+and its plan gives the id. Records are copied as they are stored; what is annotated stays beside the
+shards. Then the shards are moved beside the old ones, and the commit names the new ones alone. What
+was dropped or annotated meanwhile is carried over; whatever else was committed, it is not done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import operator
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..dataset.reader import Reader
+from ..dataset.sequence import stored_of
+from ..errors import BusyError, DamageError, ExistsError, OptionError, StorageError, printable
+from ..formats import manifest
+from ..formats.base import Overlay, ShardInfo
+from ..formats.manifest import Manifest, overlay_name
+from ..formats.overlay import ROW, OverlaidShard, overlay_schema, without_overlays
+from ..formats.record import erased_in
+from ..formats.sample import Sample, Schema
+from ..formats.version import NONE, Numbers, SourceNotes, history, load_excluded, load_sources
+from ..names import KEY
+from ..storage import local, lock
+from ..storage.local import LocalDirectory
+from ..storage.location import local_path, locate
+from ..units import check_bool, check_size, refuse_options, show_count, show_size
+from . import journal, output_dir
+from .grow import WORK
+from .job import Job, Run
+from .options import ADVICE, PackOptions, PathLike, PlanOptions
+from .pack import resumable
+from .plan import make_plan, usual_shard_size
+from .process_pool import Progress, Report, processes
+from .shard_writer import ShardWriter
+from .sources.base import Listing, Problem, Read, Rejected, Source, bytewise, listed
+from .versions import changing, commit, version_lines, with_excluded
+
+COMMAND = "compact"  # in the log
+VALUES = 1 << 16  # values of a field that are in memory at once
+_BY_KEY = ("imagefolder", "files", "trees", "listing", "coco")  # sources that list by keys
+_SEALS = {"values", "members"}  # options that are hashes of what a source has
+
+
+@dataclass
+class Compacted:
+    """The result of one call of `compact`; as str, a summary."""
+
+    out: str
+    records: int = 0
+    left_out: int = 0  # records that were dropped before, and are in no new shard
+    old_shards: int = 0
+    old_bytes: int = 0  # of these
+    shards: int = 0
+    bytes: int = 0  # of these; of a dry run, about
+    seconds: float = 0.0
+    versions: dict[str, str] = field(default_factory=dict)  # the new ones, by split
+    dry_run: bool = False
+    already: bool = False  # its shards are as they would be; nothing was done
+
+    def __repr__(self) -> str:
+        return f"<{str(self).splitlines()[0]}>"
+
+    def __str__(self) -> str:
+        shown, records = printable(self.out, 4096), show_count(self.records, "record")
+        old = f"{show_count(self.old_shards, 'shard')}, {show_size(self.old_bytes)}"
+        new = f"{show_count(self.shards, 'shard')}, {show_size(self.bytes)}"
+        if self.already:
+            return f"{shown}: {records} in {old}: compact already; nothing was done"
+        if self.dry_run:
+            lines = [f"{shown}: {records} would be compacted: {old} now, about {new} then"]
+        else:
+            took = f"in {self.seconds:.1f} s"
+            lines = [f"{shown}: {records} compacted: {old} before, {new} now, {took}"]
+        if self.left_out:
+            left = show_count(self.left_out, "dropped record")
+            lines.append(f"{left} {'would be ' * self.dry_run}left out; older versions have them")
+        lines += version_lines(self.versions)
+        if not self.dry_run:
+            lines.append(
+                f"the old shards stay for older versions; `shardio gc {shown} --keep-versions 1` "
+                "removes both"
+            )
+        return "\n".join(lines)
+
+
+@refuse_options("compact", ADVICE)
+def compact(
+    path: PathLike,
+    *,
+    shard_size: int | str | None = None,
+    jobs: int | None = None,
+    restart: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> Compacted:
+    """Merge the shards of a dataset, or of its splits, and shuffle them anew, as a new version.
+
+    path        the directory of the dataset
+    shard_size  bytes of images of a shard, or like "64MB"; default: as the dataset was packed, or
+                where nobody asked for a size, what `pack` would take for all of it
+    jobs        processes; default: one for each core
+    restart     drop an unfinished `append` that is here
+    dry_run     say how many shards there would be, and change nothing
+    progress    called now and then with bytes done and bytes in all
+
+    Of a folder of images that were packed as they are, the shards are those of a dataset that was
+    packed at once, with the same options and classes, byte for byte. Dropped records are left out,
+    annotated fields stay beside the shards, older versions stay as they are. It needs room for all
+    records once more, until `gc`. Run again after an interruption, it resumes. Raises OptionError,
+    BusyError, ExistsError, NotPackedError, DamageError, StorageError.
+    """
+    began = time.monotonic()
+    check_bool(dry_run=dry_run, restart=restart)
+    size = None if shard_size is None else check_size("shard_size", shard_size)
+    folder, run = local_path(path), Run(processes(jobs), False, PlanOptions(), skip=False)
+    datasets = manifest.datasets(folder).items()
+    bases = [(split, root, manifest.load(locate(root))) for split, root in datasets]
+    done = Compacted(folder, dry_run=dry_run)
+    work = list[_Work]()
+    for *_, base in bases:
+        _refuse_foreign(base)
+    for split, root, base in bases:
+        one = _Work(split, root, base, size)
+        if not dry_run:
+            _remove_others(one, restart)
+        done.records += one.reader.records
+        done.old_shards += base.shards
+        done.old_bytes += base.size
+        if one.is_done:
+            done.shards += base.shards
+            done.bytes += base.size
+            continue
+        work.append(one)
+        done.left_out += one.left_out
+        if dry_run:
+            done.shards += one.plan.shards
+            done.bytes += one.needed
+    done.already = not work
+    if not dry_run and work:
+        needed = sum(one.needed + one.beside - one.finished for one in work)
+        local.refuse_if_full(folder, needed)
+        _build_and_commit(work, run, done, progress)
+    done.seconds = time.monotonic() - began
+    return done
+
+
+def _refuse_foreign(base: Manifest) -> None:
+    if base.names is not None:
+        raise OptionError(
+            f"{base.where}: it is an index of files of another format ({base.format}), which "
+            "shardio never changes: pack them (`shardio pack`)"
+        )
+
+
+def _remove_others(one: _Work, restart: bool) -> None:
+    """Remove what an earlier call left, if it is not to be gone on with.
+
+    That is of another version, or committed. Raises ExistsError where an append is unfinished.
+    """
+    if os.path.lexists(os.path.join(one.folder, lock.JOURNAL)):
+        with changing(one.folder):  # which removes what was left
+            pass
+    with contextlib.suppress(FileNotFoundError), output_dir.own_unfinished(one.work) as owner:
+        try:
+            plan = journal.parse(owner.journal(), one.work, owner.read)
+        except DamageError:
+            if not restart:
+                raise
+            owner.clean()
+        else:
+            appends = (plan.dataset_id, plan.first) == (one.base.dataset_id, one.base.shards)
+            if appends and not restart:
+                raise ExistsError(
+                    f"{printable(one.folder)}: an unfinished `shardio append` or `update` is here: "
+                    "run it again, or drop it with --restart"
+                )
+            if one.is_done or not plan.same(one.plan):
+                owner.clean()
+    output_dir.remove_working_directory(one.work, [""])
+
+
+# --- what is to be done ---------------------------------------------------------------------------
+
+
+class _AsStored(Source):
+    """The records of the dataset itself, by their numbers; images are as they were packed.
+
+    Those that are announced are read in the order of the old shards: of many small ones few are
+    open, and to open one costs more than to read a small record.
+    """
+
+    as_stored = True
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._ahead = list[int]()  # records that were announced
+
+    def will_need(self, place: int) -> None:
+        """Note a record that will be read soon."""
+        self._ahead.append(place)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Read]:
+        """Open the dataset."""
+        held = dict[int, Sample | Rejected]()
+        self._ahead.clear()
+
+        def read(place: int) -> Sample:
+            if place not in held:
+                held.update(self._read({place, *self._ahead}))
+                self._ahead.clear()
+            found = held.pop(place)
+            if isinstance(found, Rejected):
+                raise found
+            return found
+
+        yield read
+
+    def _read(self, places: Iterable[int]) -> Iterator[tuple[int, Sample | Rejected]]:
+        """Yield records, or the error that is to be raised when their turn comes."""
+        numbers = np.array([*places], np.int64)
+        for at, own in _by_shard(self._reader, numbers):
+            shard, first = self._reader.shard(at), int(self._reader.starts[at])
+            for number in numbers[own].tolist():
+                try:
+                    yield number, shard.read(number - first)
+                except (DamageError, StorageError) as error:
+                    yield number, Rejected(str(error).splitlines()[0])
+
+
+def _by_shard(reader: Reader, numbers: Numbers) -> Iterator[tuple[int, Numbers]]:
+    """Yield the shards of records, and the places of their numbers among these, by number."""
+    order = np.argsort(numbers)
+    bounds = np.searchsorted(numbers[order], reader.starts)
+    for at in np.flatnonzero(np.diff(bounds)).tolist():
+        yield at, order[bounds[at] : bounds[at + 1]]
+
+
+class _Work:
+    """One dataset, and the plan by which it is packed anew."""
+
+    def __init__(self, split: str, folder: str, base: Manifest, size: int | None) -> None:
+        """size: bytes of a shard that are asked for. Raises DamageError, StorageError."""
+        self.split, self.folder, self.base = split, folder, base
+        self.work = os.path.join(folder, WORK)
+        index = locate(folder)
+        # As it was packed: what was annotated since lies beside the shards, and stays there.
+        stored = replace(base, schema=base.stored_schema, overlays=())
+        self.reader = Reader(index, stored)
+        self.left_out = 0  # records that were dropped, and not erased
+        self.needed = base.size  # bytes of the new shards, about
+        options = self._options(size)
+        self.plan = make_plan(self._listing(options), options)
+        # A number may have been another record's, before `restore`: only shards tell.
+        shards = hashlib.sha256(self.plan.changes + base.shard_sha256.tobytes()).digest()
+        self.plan = replace(self.plan, changes=shards)
+        rows = self.plan.all_rows()
+        # Of each new record its number in the old shards, which the listing has as its time.
+        self.numbers: Numbers = np.concatenate([NONE, *(one.mtimes for one in rows)])
+        self.job: Job | None = None
+
+    @cached_property
+    def is_done(self) -> bool:
+        """Return whether each record lies already where the plan would put it."""
+        if self.base.excluded or not np.array_equal(self.plan.bounds, self.reader.starts):
+            return False
+        # By keys: of several records with one key, none is the first.
+        return self._keys == [key for rows in self.plan.all_rows() for key in rows.keys]
+
+    @property
+    def beside(self) -> int:
+        """Return the bytes of the values beside the shards."""
+        each = (infos for overlay in self.base.overlays for infos in overlay.files.values())
+        return sum(info.size for infos in each for info in infos)
+
+    @property
+    def finished(self) -> int:
+        """Return the bytes of shards that an interrupted call left."""
+        with contextlib.suppress(FileNotFoundError):
+            names = journal.shards_in(self.work)
+            return sum(os.path.getsize(os.path.join(self.work, name)) for name in names)
+        return 0
+
+    def _options(self, size: int | None) -> PackOptions:
+        """Return the options that the dataset was packed by, but for what follows from records."""
+        base, options = self.base, PackOptions.of(self.base.options)
+        of_source = {name: value for name, value in options.of_source.items() if name != "tiles"}
+        # Of what a source has of records, besides files. Of all its parts together nobody knows it.
+        seal = hashlib.sha256(base.shard_sha256.tobytes() + self.reader.dropped.tobytes())
+        of_source |= dict.fromkeys(_SEALS & of_source.keys(), seal.hexdigest()[:32])
+        packed = self._as_planned()
+        if size is None and options.shard_size != usual_shard_size(packed.blob_bytes):
+            size = options.shard_size
+        absent = {*options.absent, *range(len(packed.classes or ()), len(base.classes or ()))}
+        if absent and dict(base.stored_schema.fields).get("label") == "int":
+            absent -= {*stored_of(self.reader).targets.tolist()}
+        return replace(
+            options,
+            format=base.format,
+            shuffle=bool(options.shuffle),
+            shard_size=size,
+            absent=sorted(absent),
+            of_source=of_source,
+        )
+
+    def _as_planned(self) -> Manifest:
+        """Return the version whose plan gave the dataset its id; where it is gone, the newest."""
+        for one in history(self.reader.index, self.base):
+            planned = one.commit is None or one.commit.command == COMMAND
+            if planned and one.dataset_id == self.base.dataset_id:
+                return one
+        return self.base
+
+    def _listing(self, options: PackOptions) -> Listing:
+        """List the records in the order in which a source of all of them would have them."""
+        base, reader = self.base, self.reader
+        keys, sizes, numbers = list[bytes](), [NONE], [NONE]
+        for at, first in enumerate(reader.starts[:-1].tolist()):
+            shard = without_overlays(reader.shard(at))
+            dropped = reader.dropped_in(at)
+            kept = np.delete(np.arange(shard.records), dropped)
+            self.left_out += len(dropped) - len(erased_in(shard))
+            self.needed -= int(shard.sizes[dropped].sum())
+            keys += map(shard.key, kept.tolist())
+            sizes.append(shard.blob_sizes()[kept])
+            numbers.append(first + kept)
+        self._keys, by_key = keys, options.shuffle or options.source in _BY_KEY
+        order = np.array(bytewise(keys) if by_key else range(len(keys)), np.int64)
+        ordered = np.concatenate(numbers)[order]
+        return Listing(
+            root=os.fsencode(self.folder),
+            keys=[keys[place] for place in order.tolist()],
+            sizes=np.concatenate(sizes)[order],
+            mtimes=ordered,
+            source=_AsStored(reader),
+            fields=base.stored_schema.fields[1:],
+            classes=base.classes,
+            absent=tuple((base.classes or ())[number] for number in options.absent),
+            places=ordered,
+        )
+
+
+# --- shards and commit ----------------------------------------------------------------------------
+
+
+def _build_and_commit(
+    work: list[_Work], run: Run, done: Compacted, progress: Progress | None
+) -> None:
+    """Build the shards of all splits, then commit one after the other."""
+    with resumable(), contextlib.ExitStack() as owners:
+        for one in work:
+            one.job = Job(one.plan, LocalDirectory(one.work), one.work, run)
+        report = Report(progress, sum(int(one.plan.shard_bytes.sum()) for one in work))
+        problems = list[Problem]()
+        for one in work:
+            assert one.job is not None
+            problems += one.job.build(owners, report)
+        if problems:
+            raise DamageError(
+                f"{printable(done.out)}: {show_count(len(problems), 'record')} cannot be read:\n"
+                f"{listed(sorted(problems))}\n"
+                "Nothing was committed; what is finished is kept. Restore the shards from a copy, "
+                "or drop these records (`shardio drop`), and run it again"
+            )
+        for one in work:
+            assert one.job is not None
+            with changing(one.folder) as newest:
+                _replace_shards(one, one.job, newest, done)
+            if one.job.owner is not None:
+                one.job.owner.clean()
+                output_dir.remove_working_directory(one.work, [""])
+
+
+def _replace_shards(one: _Work, job: Job, newest: Manifest, done: Compacted) -> None:
+    """Move the new shards beside the old ones, and commit a version of them alone."""
+    index, plan = locate(one.folder), one.plan
+    dropped = load_excluded(index, newest)
+    _refuse_changed(one, newest, dropped)
+    overlays = tuple(_carried(one, newest))  # while shards are where they are resumed from
+    infos = [built.info for built in job.built if built.info is not None]
+    for info in infos:
+        local.move(os.path.join(one.work, info.name), one.folder)
+    local.sync_directory(one.folder)
+    options = plan.options.record()
+    if job.result.tiles is not None:
+        options["tiles"] = job.result.tiles
+    after = manifest.make(
+        infos,
+        dataset_id=plan.dataset_id,
+        format=one.base.format,
+        schema=Schema([*plan.fields, *((o.field, o.kind) for o in overlays if o.added)]),
+        classes=plan.classes,
+        options=options,
+        blob_bytes=sum(built.blob_bytes for built in job.built),
+        overlays=overlays,
+    )
+    after, files = with_excluded(after, np.flatnonzero(np.isin(one.numbers, dropped)))
+    if (notes := load_sources(index, newest)) is not None:
+        notes = notes.grown(newest.stored_records)
+        notes = SourceNotes(notes.sizes[one.numbers], notes.times[one.numbers])
+        side, data = notes.dump(plan.dataset_id)
+        after, files = replace(after, sources=side), {**files, side.name: data}
+    changes = {"left out": one.left_out}
+    done.versions[one.split] = commit(one.folder, newest, after, COMMAND, changes, files).version_id
+    done.shards += len(infos)
+    done.bytes += sum(info.size for info in infos)
+
+
+def _refuse_changed(one: _Work, newest: Manifest, dropped: Numbers) -> None:
+    """Raise BusyError where more than drops and values came since the work began."""
+    base = one.base
+    same = newest.dataset_id == base.dataset_id and newest.classes == base.classes
+    same = same and np.array_equal(newest.shard_sha256, base.shard_sha256)
+    if not same or len(np.setdiff1d(one.reader.dropped, dropped)):
+        raise BusyError(
+            f"{printable(one.folder)}: something else was committed here meanwhile, which the new "
+            "shards do not have. Nothing was committed: run it again"
+        )
+
+
+def _carried(one: _Work, newest: Manifest) -> Iterator[Overlay]:
+    """Write the values beside the old shards to files beside the new ones."""
+    reader = Reader(locate(one.folder), newest)
+    for old in newest.overlays:
+        reader.want([old.field])
+        files = {}
+        for number, (start, stop) in enumerate(itertools.pairwise(one.plan.bounds.tolist())):
+            values = _values_of(reader, old, one.numbers[start:stop])
+            if (found := _written(one, old, number, values)) is not None:
+                files[number] = (found,)
+        if files or old.added:
+            yield replace(old, files=files)
+
+
+def _values_of(reader: Reader, old: Overlay, numbers: Numbers) -> Iterator[tuple[int, Any]]:
+    """Yield the places of those records that have a value of a field beside them, and the value."""
+    for first in range(0, len(numbers), VALUES):
+        some = numbers[first : first + VALUES]
+        found = dict[int, Any]()
+        for at, own in _by_shard(reader, some):
+            shard = reader.shard(at) if at in old.files else None
+            if isinstance(shard, OverlaidShard):
+                records = some[own] - reader.starts[at]
+                has = np.isin(records, shard.rows_beside(old.field))
+                for place, record in zip(own[has].tolist(), records[has].tolist(), strict=True):
+                    found[first + place] = shard.value_of(old.field, record)
+        yield from sorted(found.items(), key=operator.itemgetter(0))
+
+
+def _written(
+    one: _Work, old: Overlay, number: int, values: Iterable[tuple[int, Any]]
+) -> ShardInfo | None:
+    """Write the values of a field for one new shard; None: it has none."""
+    schema = overlay_schema(old.field, old.kind)
+    writer = ShardWriter(one.folder, local.token(), schema, one.plan.dataset_id, number)
+    try:
+        for row, value in values:
+            writer.write({KEY: b"%d" % row, ROW: row, old.field: value})
+            writer.flush()
+        if not writer.records:
+            return None
+        info = writer.finish()
+        info = replace(info, name=overlay_name(number, info.sha256))
+        writer.commit(info.name)
+        return info
+    finally:
+        writer.discard()
