@@ -232,7 +232,7 @@ class _Layer:
         found = list[Column]()
         for open_file in self._opens:
             with contextlib.closing(open_file()) as file:
-                found.append(_rows(file, self._records))
+                found.append(rows_of(file, self._records))
         return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
 
     def check(self) -> None:

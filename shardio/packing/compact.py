@@ -38,8 +38,8 @@ from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate
 from ..units import check_bool, check_size, refuse_options, show_count, show_size
 from . import journal, output_dir
-from .grow import WORK
 from .job import Job, Run
+from .journal import WORK
 from .options import ADVICE, PackOptions, PathLike, PlanOptions
 from .pack import resumable
 from .plan import make_plan, usual_shard_size

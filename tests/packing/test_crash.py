@@ -119,6 +119,8 @@ def parts_of_append(source: Path, out: Path) -> None:
 def rest_of_append(source: Path, out: Path) -> None:
     append_part(source, out, "2/2")
     commit(out, jobs=1)
+
+
 def grown(source: Path, out: Path) -> None:
     """A dataset whose records lie in too many shards, with all that may be beside these."""
     once = source.parent / "grown"
