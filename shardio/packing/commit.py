@@ -25,6 +25,7 @@ from .options import PathLike, PlanOptions
 from .pack import commit_jobs, resumable
 from .packed import Packed
 from .parts import Announce
+from .plan import Plan
 from .process_pool import Progress, Report, processes
 from .sources.archives.inflate import remove_unpacked
 
@@ -88,6 +89,15 @@ def _is_begun(folder: str) -> bool:
     return False
 
 
+def _refuse_compacting(folder: str, planned: Plan) -> None:
+    """Raise NotPackedError where what has begun is a compaction: it has no parts."""
+    if planned.dataset_id != manifest.load(locate(folder)).dataset_id:
+        raise NotPackedError(
+            f"{printable(folder)}: nothing to commit here: a `shardio compact` was interrupted. "
+            "Run it again"
+        )
+
+
 def _commit_parts(out: str, run: Run, progress: Progress | None, within: str) -> list[Packed]:
     """Check what parts built in a directory, and commit it."""
     splits = output_dir.begun_splits(out, within)
@@ -106,6 +116,8 @@ def _commit_parts(out: str, run: Run, progress: Progress | None, within: str) ->
                 manifest.load(locate(manifest.split_folder(out, name)))
                 continue
             planned = journal.parse(owner.journal(), folder, owner.read)
+            if within:
+                _refuse_compacting(manifest.split_folder(out, name), planned)
             work[name] = Job(planned, LocalDirectory(folder), folder, run, owner=owner)
         jobs = [*work.values()]
         if not jobs and (not splits or output_dir.has_splits(LocalDirectory(out), splits)):

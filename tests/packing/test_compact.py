@@ -19,6 +19,7 @@ from shardio import (
     BusyError,
     DamageError,
     ExistsError,
+    NotPackedError,
     OptionError,
     ShardDataset,
     SourceOptions,
@@ -34,11 +35,12 @@ from shardio.formats import manifest
 from shardio.packing import compact as compacting
 from shardio.packing.annotate import annotate
 from shardio.packing.append import append
+from shardio.packing.commit import commit
 from shardio.packing.compact import Compacted, compact
 from shardio.packing.copy import copy
 from shardio.packing.drop import drop
 from shardio.packing.gc import gc
-from shardio.packing.grow import WORK
+from shardio.packing.journal import WORK
 from shardio.packing.update import update
 from shardio.packing.versions import changing, diff, log, restore, tag
 from shardio.storage import local
@@ -638,6 +640,17 @@ def test_an_interrupted_call_goes_on(
     compact(small, jobs=1)
     assert {name: os.stat(small / name).st_mtime_ns for name in left} == left
     assert samples(small) == before and not (small / WORK).exists()
+
+
+def test_what_it_built_is_no_part_of_an_append(
+    small: Path, dead_on_shard: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = samples(small)
+    die_on(monkeypatch, small, dead_on_shard)
+    with pytest.raises(NotPackedError, match="a `shardio compact` was interrupted"):
+        commit(small, jobs=1)
+    compact(small, jobs=1)
+    assert samples(small) == before
 
 
 @pytest.mark.parametrize("change", ["drop", "append", "replace", "restore"])
