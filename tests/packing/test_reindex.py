@@ -299,6 +299,12 @@ def test_a_folder_of_images_keeps_its_order_and_gets_new_ones_behind(photos: Pat
     assert "images" in str(done)
 
 
+def test_a_file_that_is_called_as_our_tags_is_packed(tmp_path: Path) -> None:
+    source = plant(tmp_path / "files", {"tags.json": b"{}", "a.txt": b"a"})
+    pack(source, tmp_path / "out", read=api.SourceOptions(kind="files"), jobs=1)
+    assert api.open(tmp_path / "out", decode=None).keys() == ["a", "tags"]
+
+
 def test_classes_of_another_dataset_are_those_that_it_has(tmp_path: Path) -> None:
     train = plant(tmp_path / "train", images(3, 2))
     val = plant(tmp_path / "val", images(2, 2))

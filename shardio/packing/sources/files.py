@@ -59,9 +59,10 @@ _LEFT = _OF_MANAGERS | _OF_SYSTEMS
 _FIRST = frozenset(b"".join(name[:1] + name[:1].upper() for name in _LEFT))
 # What `shardio index` writes, and the commands that change what it indexed.
 _OWN = re.compile(
-    rb"(manifest(-[0-9a-f]{16})?|tags)\.json|\d{5,}-[0-9a-f]{8}\.index|"
+    rb"manifest(-[0-9a-f]{16})?\.json|\d{5,}-[0-9a-f]{8}\.index|"
     rb"(excluded|sources)-[0-9a-f]{8}\.bin|overlay-\d{5,}-[0-9a-f]{8}\.shard"
 )
+_TAGS, _MANIFEST = b"tags.json", b"manifest.json"  # the first is ours beside the other alone
 _ENDS = (b"json", b"ndex", b".bin", b"hard")
 _SHOWN = 20  # names that are noted
 _LOOKED = 3  # folders that are looked into to tell what a folder is
@@ -424,7 +425,7 @@ class Walk:
             if is_of_system(name):
                 self.of_systems.append(name)
             return
-        if not prefix and is_own(name):
+        if not prefix and (is_own(name) or (name == _TAGS and _is_indexed(entry))):
             return
         try:
             status = entry.stat()  # of what a link leads to
@@ -447,6 +448,11 @@ class Walk:
                 stack.append((key + b"/", (*above, here)))
         elif (why := unfit(status)) is not None:
             self.problems.append((key, why))
+
+
+def _is_indexed(entry: os.DirEntry[bytes]) -> bool:
+    """Return whether a manifest lies beside a file."""
+    return os.path.lexists(os.path.join(os.path.dirname(entry.path), _MANIFEST))
 
 
 def is_own(name: bytes) -> bool:
@@ -506,7 +512,10 @@ def _special(mode: int) -> str:
 
 def check_loose(files: list[bytes], folder: SourceFolder, advice: str = "") -> None:
     """Raise SourceError, with advice, for files beside class folders, but for hidden ones."""
-    loose = sorted(name for name in files if not folder.ignores(name) and not is_own(name))
+    own = {_TAGS} if _MANIFEST in files else set[bytes]()
+    loose = sorted(
+        name for name in files if not (folder.ignores(name) or is_own(name) or name in own)
+    )
     if loose:
         whys = [(name, BESIDE if is_archive(name) else "in no class folder") for name in loose]
         way = "move them into one, or away"
