@@ -36,6 +36,7 @@ from .sources.base import Rejected
 from .versions import version_lines
 
 _PIECE = 256  # files, or
+_TOLD = 64  # files between two looks at whether to stop
 _PIECE_BYTES = 32 << 20  # bytes that one process reads and compares at a time
 _CHOICES = (None, "drop", "keep")
 
@@ -272,16 +273,21 @@ class _Found:
     ) -> list[bool]:
         """Return of each record whether the source has what the dataset has. In any process."""
         source, same = self.listing.source, list[bool]()
-        places = [int(self.listing.own_places[place]) for place, *_ in pairs]
+        places = self.listing.own_places[[place for place, *_ in pairs]].tolist()
         with source.open() as read:
             for place in places:
                 source.will_need(place)
+            done = 0
             for (place, row, _), own in zip(pairs, places, strict=True):
                 try:
                     same.append(self._is_same(read(own), self._records[row]))
                 except Rejected:
                     same.append(False)  # and packing it will say why it cannot be packed
-                add(int(self.listing.sizes[place]))
+                done += int(self.listing.sizes[place])
+                if len(same) % _TOLD == 0:
+                    add(done)
+                    done = 0
+            add(done)
         return same
 
     def _is_same(self, ours: Sample, there: Sample) -> bool:

@@ -378,3 +378,31 @@ def test_free_bytes_are_those_of_the_file_system(tmp_path: Path) -> None:
     assert 0 < local.free_bytes(str(tmp_path)) <= shutil.disk_usage(tmp_path).total
     with pytest.raises(StorageError, match=r"none: cannot look at: No such file"):
         local.free_bytes(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_is_shared_with_another_directory(
+    tmp_path: Path, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refused)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/x").write_bytes(b"new")
+    local.share(str(tmp_path / "a/x"), str(tmp_path))
+    assert (tmp_path / "x").read_bytes() == b"new"
+    assert (tmp_path / "a/x").exists() == links
+    (tmp_path / "a/x").unlink(missing_ok=True)
+    (tmp_path / "a/x").write_bytes(b"newer")
+    local.share(str(tmp_path / "a/x"), str(tmp_path))  # over one of its name
+    assert (tmp_path / "x").read_bytes() == b"newer"
+
+
+def test_a_file_that_is_shared_already_stays(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/x").write_bytes(b"new")
+    for _ in range(2):
+        local.share(str(tmp_path / "a/x"), str(tmp_path))
+        assert (tmp_path / "a/x").samefile(tmp_path / "x")
