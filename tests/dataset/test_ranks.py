@@ -3,6 +3,8 @@
 import inspect
 import json
 import pickle
+import sys
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -265,3 +267,23 @@ def test_ranks_come_from_torch_distributed(packed: Packed, tmp_path: Path) -> No
     for rank in range(2):
         got = pickle.loads((tmp_path / f"{rank}").read_bytes())
         assert got == batches(keyed(folder, batch_size=8, rank=rank, world_size=2))
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_what_would_split_the_part_of_a_rank_again_is_refused(
+    packed: Packed, monkeypatch: pytest.MonkeyPatch, parts: int
+) -> None:
+    """As Accelerate does, which is not installed for most tests."""
+    module = types.ModuleType("accelerate.data_loader")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    own = "class {}:\n    def first(self, loader):\n        return next(iter(loader))"
+    for name in ("DataLoaderDispatcher", "DataLoaderShard"):
+        exec(own.format(name), module.__dict__)
+        owner = getattr(module, name)()
+        owner.state = types.SimpleNamespace(num_processes=parts)
+        ours = keyed(packed([16], name), batch_size=4, rank=1, world_size=2)
+        if name == "DataLoaderDispatcher" and parts > 1:
+            with pytest.raises(OptionError, match=f"DataLoaderDispatcher .* {parts} processes"):
+                owner.first(ours)
+        else:
+            assert len(owner.first(ours)[0]) == 4

@@ -16,7 +16,7 @@ from support.trees import (
 from shardio.formats import manifest
 from shardio.packing.options import PackOptions
 from shardio.packing.pack import pack
-from shardio.packing.plan import make_plan
+from shardio.packing.plan import make_plan, shown_option
 from shardio.packing.sources import imagefolder
 from shardio.packing.sources.base import SourceRequest
 from shardio.storage.location import locate
@@ -82,3 +82,13 @@ def test_the_id_of_a_dataset_is_what_it_always_was(source: Path, tmp_path: Path)
         "c7792e47e83698f0ae575f68094d7e3d",
         "7ca68cd57388aead568902cdd1a1fe5a",
     ]
+
+
+def test_options_are_shown_as_they_are_given() -> None:
+    for name, value, shown in (
+        ("shard_size", 1 << 20, "1MiB"),
+        ("where", {"label": ["cat", None], "width": ">=256"}, "label=cat,null and width>=256"),
+        ("where", None, "not given"),
+        ("seed", 3, "3"),
+    ):
+        assert shown_option(name, value) == shown

@@ -180,16 +180,17 @@ def test_entries_added_at_once_are_as_those_added_one_by_one(
 @pytest.mark.parametrize(
     ("at", "value", "why"),
     [
-        (0, 0, "there is no entry of its directory"),
-        (8, 1, "c1/00049.jpg is encrypted"),
-        (10, 12, "c1/00049.jpg is compressed by bzip2"),
-        (34, 1, "c1/00049.jpg lies in another volume"),
-        (45, 1, "c1/00049.jpg: its .* bytes lie behind the end"),
+        (0, b"\0", "there is no entry of its directory"),
+        (8, b"\1", "c1/00049.jpg is encrypted"),
+        (10, b"\x0c", "c1/00049.jpg is compressed by bzip2"),
+        (34, b"\1", "c1/00049.jpg lies in another volume"),
+        (45, b"\1", "c1/00049.jpg: its .* bytes lie behind the end"),
+        (20, b"\xff" * 4, ".*a size of it is missing in its zip64 part"),
     ],
 )
-def test_what_cannot_be_read_is_told_among_plain_entries(at: int, value: int, why: str) -> None:
+def test_what_cannot_be_read_is_told_among_plain_entries(at: int, value: bytes, why: str) -> None:
     data = bytearray(any_zip(random.Random(3), 50, 0))
     entry = data.rfind(b"PK\1\2")
-    data[entry + at] = value
+    data[entry + at : entry + at + len(value)] = value
     with pytest.raises((DamageError, SourceError), match=rf"byte {entry}: {why}"):
         list_zip(Bytes(bytes(data)), "x.zip")
