@@ -33,9 +33,10 @@ from ..formats.overlay import (
 from ..formats.sample import Schema
 from ..names import KEY, key_text
 from ..storage import local
-from ..storage.location import local_path, locate
+from ..storage.options import Storage
 from ..units import check_bool, show_count
 from .given_values import Get, GivenValues, read_values
+from .place import Place, Workspace, find_place
 from .shard_writer import ShardWriter
 from .versions import changing, commit, keys_text, version_lines
 
@@ -83,7 +84,7 @@ class _Work:
     """One dataset, and what is to be annotated of it."""
 
     split: str
-    folder: str
+    place: Place
     before: Manifest
     reader: Reader
     places: Places
@@ -98,10 +99,11 @@ def annotate(
     missing: str = "error",
     unknown: str = "error",
     dry_run: bool = False,
+    storage: Storage | None = None,
 ) -> Annotated:
     """Add fields to a dataset, or to all its splits, or correct values of those that it has.
 
-    path     the directory of the dataset
+    path     the directory of the dataset, or its URL
     table    a .csv, .tsv, .jsonl or .parquet, a column of which has the keys; or an .npy, whose
              entry i is of record i in the order of `shardio ls`; in Python also an array, a dict
              of values or of dicts by key, or pairs of a key and a dict
@@ -112,6 +114,7 @@ def annotate(
              field that there is they keep what they have
     unknown  keys that no record has: "error", or "ignore": they are listed
     dry_run  say what would be annotated, and change nothing
+    storage  a shardio.Storage: how an object store is reached
 
     Images stay as they are: the values lie beside them, and a field that is annotated again keeps
     the values that are not given anew. A label may be given by the names of its classes. Raises
@@ -123,29 +126,28 @@ def annotate(
             raise OptionError(
                 f"{option} is {printable(repr(value))}; expected 'error' or {other!r}"
             )
-    folder = local_path(path)
-    datasets = manifest.datasets(folder)
-    for root in datasets.values():
-        manifest.load(locate(root))  # explains what is there, if it is nothing
-    given, done = read_values(table, fields, key), Annotated(folder, dry_run=dry_run)
+    top = find_place(path, storage)
+    shown, datasets = printable(top.url, 4096), top.datasets()
+    for place in datasets.values():
+        manifest.load(place.location)  # explains what is there, if it is nothing
+    given, done = read_values(table, fields, key), Annotated(top.url, dry_run=dry_run)
     with contextlib.ExitStack() as owners:
         work, seen = list[_Work](), set[bytes]()
         if given.keys is None and len(datasets) > 1:
             raise OptionError(
-                f"{given.shown}: it has no keys, and {printable(folder, 4096)} has splits "
+                f"{given.shown}: it has no keys, and {shown} has splits "
                 f"{', '.join(map(printable, datasets))}; give the path of one of them"
             )
-        for split, root in datasets.items():
-            index = locate(root)
-            before = manifest.load(index) if dry_run else owners.enter_context(changing(root))
+        for split, place in datasets.items():
+            index = place.location
+            before = manifest.load(index) if dry_run else owners.enter_context(changing(place))
             reader = Reader(index, before)
             places = _in_order(reader, given) if given.keys is None else _by_key(reader, given)
             if given.keys is not None:
                 seen |= {given.keys[row] for rows in places.values() for row in rows.values()}
-            work.append(_Work(split, root, before, reader, places))
+            work.append(_Work(split, place, before, reader, places))
             done.records += sum(map(len, places.values()))
         done.unknown = [key_text(one) for one in sorted({*(given.keys or ())} - seen)]
-        shown = printable(folder, 4096)
         if done.unknown and unknown == "error":
             raise OptionError(
                 f"{shown}: no record has {keys_text(done.unknown)}. Nothing was annotated. Correct "
@@ -157,7 +159,7 @@ def annotate(
         for one, after in [] if dry_run else _written(work, given):
             if after is not None:
                 count = {"annotated": sum(map(len, one.places.values()))}
-                new = commit(one.folder, one.before, after, "annotate", count, {})
+                new = commit(one.place, one.before, after, "annotate", count, {})
                 done.versions[one.split] = new.version_id
     return done
 
@@ -284,18 +286,35 @@ def _written(work: list[_Work], given: GivenValues) -> list[tuple[_Work, Manifes
 
     None: all was so before. Where one value cannot be written, no file stays.
     """
-    fresh = list[str]()
-    try:
-        return [(one, _with_values(one, given, fresh)) for one in work]
-    except BaseException:
-        for path in fresh:
-            local.remove(path)
-        raise
+    with contextlib.ExitStack() as spaces:
+        built = [_Built(spaces.enter_context(one.place.workspace())) for one in work]
+        try:
+            done = [
+                (one, _with_values(one, given, into)) for one, into in zip(work, built, strict=True)
+            ]
+        except BaseException:
+            for into in built:
+                for path in into.fresh:
+                    local.remove(path)
+            raise
+        for into in built:  # now that all values are known to be right
+            for info in into.infos:
+                into.space.take(info)
+    return done
 
 
-def _with_values(one: _Work, given: GivenValues, fresh: list[str]) -> Manifest | None:
-    """Write the files of values; return the manifest that names them. fresh: gets their paths."""
-    before, opening = one.before, one.before.opening(locate(one.folder))
+@dataclass
+class _Built:
+    """The files of values of one dataset that were written."""
+
+    space: Workspace
+    infos: list[ShardInfo] = field(default_factory=list)
+    fresh: list[str] = field(default_factory=list)  # paths of those that were not there
+
+
+def _with_values(one: _Work, given: GivenValues, into: _Built) -> Manifest | None:
+    """Write the files of values; return the manifest that names them."""
+    before, opening = one.before, one.before.opening(one.place.location)
     overlays = {beside.field: beside for beside in before.overlays}
     stored = dict(before.stored_schema.fields)
     for name, kind in _kinds(before, given).items():
@@ -303,7 +322,7 @@ def _with_values(one: _Work, given: GivenValues, fresh: list[str]) -> Manifest |
         old = overlays.get(name, Overlay(name, kind, name not in stored, {}))
         files = dict(old.files)
         for number in one.places:
-            files[number] = _write(one, given, old, opening, number, get, fresh)
+            files[number] = _write(one, given, old, opening, number, get, into)
         overlays[name] = replace(old, files=dict(sorted(files.items())))
     if tuple(overlays.values()) == before.overlays:
         return None
@@ -319,11 +338,11 @@ def _write(
     opening: Opening,
     number: int,
     get: Get,
-    fresh: list[str],
+    into: _Built,
 ) -> tuple[ShardInfo, ...]:
     """Write the new values of a field for one shard, and files before that are not much larger.
 
-    Returns the files that the shard has then. fresh: gets the path of one that was not there.
+    Returns the files that the shard has then.
     """
     rows = one.places[number]
     kept = list(old.files.get(number, ()))
@@ -332,7 +351,8 @@ def _write(
         taken.insert(0, kept.pop())
         count += taken[0].records
     schema = overlay_schema(old.field, old.kind)
-    writer = ShardWriter(one.folder, local.token(), schema, one.before.dataset_id, number)
+    folder = into.space.folder
+    writer = ShardWriter(folder, local.token(), schema, one.before.dataset_id, number)
     new = ((record, get(rows[record])) for record in sorted(rows))
     try:
         with contextlib.ExitStack() as opened:
@@ -352,9 +372,10 @@ def _write(
                 writer.flush()
         info = writer.finish()
         info = replace(info, name=overlay_name(number, info.sha256))
-        path = os.path.join(one.folder, info.name)
-        fresh += [] if os.path.lexists(path) else [path]
+        path = os.path.join(folder, info.name)
+        into.fresh += [] if os.path.lexists(path) else [path]
         writer.commit(info.name)
+        into.infos.append(info)
         return (*kept, info)
     finally:
         writer.discard()

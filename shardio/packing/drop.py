@@ -24,10 +24,11 @@ from ..formats import manifest
 from ..formats.version import Numbers
 from ..names import key_bytes, key_text
 from ..order.subset import All, conditions, mark_where
-from ..storage.location import local_path, locate
+from ..storage.options import Storage
 from ..units import check_bool, show_count
 from .erase import Erasing, choose, erased_numbers
 from .pack import resumable
+from .place import Place, find_place
 from .versions import changing, commit, keys_text, version_lines, with_excluded
 
 
@@ -81,10 +82,11 @@ def drop(
     missing: str = "error",
     erase: bool = False,
     dry_run: bool = False,
+    storage: Storage | None = None,
 ) -> Dropped:
     """Drop records from a dataset, or from all its splits: they are hidden from every reader.
 
-    path     the directory of the dataset
+    path     the directory of the dataset, or its URL
     keys     of the records; several records may have one key
     where    conditions on the index, as ShardDataset has them, or like "label=cat"
     missing  "error": a key that no record has, in any split, is refused, and nothing is dropped;
@@ -93,6 +95,7 @@ def drop(
              were dropped before included; no key of them is kept. Older versions that show them
              cannot be read any more, and `gc` removes the old files
     dry_run  say what would be dropped, and change nothing
+    storage  a shardio.Storage: how an object store is reached
 
     Without `erase` their bytes stay in the shards, and older versions have them. Raises
     OptionError, BusyError, NotPackedError, DamageError, StorageError.
@@ -102,15 +105,15 @@ def drop(
         raise OptionError("drop: give keys or where, one of them")
     if missing not in ("error", "ignore"):
         raise OptionError(f"missing is {printable(repr(missing))}; expected 'error' or 'ignore'")
-    folder = local_path(path)
+    top = find_place(path, storage)
     wanted = None if keys is None else check_keys("keys", keys)
     chosen = where if isinstance(where, Mapping) or where is None else conditions(where)
-    done = Dropped(folder, dry_run=dry_run)
+    done = Dropped(top.url, dry_run=dry_run)
     with resumable(), contextlib.ExitStack() as owners:
         work, seen, erased = list[_Work](), set[bytes](), 0
-        for split, root in manifest.datasets(folder).items():
-            index = locate(root)
-            before = manifest.load(index) if dry_run else owners.enter_context(changing(root))
+        for split, place in top.datasets().items():
+            index = place.location
+            before = manifest.load(index) if dry_run else owners.enter_context(changing(place))
             reader = Reader(index, before)
             old, gone = reader.dropped, erased_numbers(reader)
             # What is dropped is looked at again where its bytes are still to go.
@@ -122,14 +125,14 @@ def drop(
                 numbers = np.array([reader.starts[at] + one for at, one, _ in found], np.int64)
                 seen |= {key for *_, key in found}
             fresh = np.setdiff1d(numbers, old)
-            erasing = choose(root, reader, numbers) if erase else None
+            erasing = choose(place, reader, numbers) if erase else None
             done.already += len(numbers) - len(fresh)
             done.records += len(fresh)
             done.remaining += reader.records - len(fresh)
             done.erased += erasing.records if erasing else 0
             done.shards += len(erasing.numbers) if erasing else 0
             erased += len(gone)
-            work.append(_Work(split, root, before, np.union1d(old, fresh), len(fresh), erasing))
+            work.append(_Work(split, place, before, np.union1d(old, fresh), len(fresh), erasing))
         _check(done, wanted, seen, missing, where, erased)
         if not dry_run:
             _commit(done, work)
@@ -140,7 +143,7 @@ class _Work(NamedTuple):
     """What is to be done to one dataset."""
 
     split: str
-    root: str
+    place: Place
     before: manifest.Manifest
     excluded: Numbers  # of all records that will be dropped
     fresh: int  # how many of them were not
@@ -156,7 +159,7 @@ def _commit(done: Dropped, work: Sequence[_Work]) -> None:
         changes = {"dropped": one.fresh, "erased": one.erasing.records if one.erasing else 0}
         if any(changes.values()):
             after, files = with_excluded(new, one.excluded)
-            new_version = commit(one.root, one.before, after, "drop", changes, files)
+            new_version = commit(one.place, one.before, after, "drop", changes, files)
             done.versions[one.split] = new_version.version_id
 
 

@@ -22,6 +22,7 @@ from ..formats.manifest import Manifest, Successor
 from ..formats.record import ERASED, FRAME, RecordShard, erased_in
 from ..formats.version import NONE, Numbers, history
 from ..storage import local
+from .place import Place
 from .shard_writer import ShardWriter
 
 _ZERO: Mapping[str, Any] = {"b": False, "f": 0.0}  # what takes the place of a value; of others 0
@@ -31,7 +32,7 @@ _ZERO: Mapping[str, Any] = {"b": False, "f": 0.0}  # what takes the place of a v
 class Erasing:
     """Records of one dataset that are to be erased: their numbers in each shard."""
 
-    folder: str
+    place: Place
     reader: Reader
     numbers: Mapping[int, Numbers] = field(default_factory=dict)
 
@@ -46,13 +47,15 @@ class Erasing:
         sizes, digests = dataset.shard_sizes.copy(), dataset.shard_sha256.copy()
         indexes, blobs = dataset.shard_index.copy(), dataset.blob_bytes
         erased = dict(dataset.erased)
-        for number, records in self.numbers.items():
-            info = dataset.shard(number)
-            new, gone = self._write(info, records, token)
-            sizes[number], indexes[number] = new.size, new.index_checksum
-            digests[number] = np.frombuffer(new.sha256, np.uint8)
-            erased[info.name] = Successor(new.size, new.sha256, new.index_checksum, gone)
-            blobs -= gone
+        with self.place.workspace() as space:
+            for number, records in self.numbers.items():
+                info = dataset.shard(number)
+                new, gone = self._write(space.folder, info, records, token)
+                space.take(new)
+                sizes[number], indexes[number] = new.size, new.index_checksum
+                digests[number] = np.frombuffer(new.sha256, np.uint8)
+                erased[info.name] = Successor(new.size, new.sha256, new.index_checksum, gone)
+                blobs -= gone
         return replace(
             dataset,
             shard_sizes=sizes,
@@ -62,9 +65,12 @@ class Erasing:
             erased=erased,
         )
 
-    def _write(self, info: ShardInfo, records: Numbers, token: str) -> tuple[ShardInfo, int]:
-        """Write one shard anew; return what the manifest will say, and the bytes of blobs erased.
+    def _write(
+        self, folder: str, info: ShardInfo, records: Numbers, token: str
+    ) -> tuple[ShardInfo, int]:
+        """Write one shard anew into a folder.
 
+        Returns what the manifest will say, and the bytes of blobs that were erased.
         Raises DamageError, StorageError.
         """
         dataset = self.reader.manifest
@@ -74,7 +80,7 @@ class Erasing:
             gone, blobs = {*records.tolist()}, 0
             schema, id_ = dataset.schema, dataset.dataset_id
             writer = ShardWriter(
-                self.folder, token, schema, id_, info.number, dataset.format, version=ERASED
+                folder, token, schema, id_, info.number, dataset.format, version=ERASED
             )
             try:
                 for record, stored in enumerate(shard.stored(0, shard.records)):
@@ -107,23 +113,24 @@ def _columns(shard: Shard, gone: Numbers) -> Iterator[tuple[str, list[Any]]]:
         yield name, values
 
 
-def choose(folder: str, reader: Reader, numbers: Numbers) -> Erasing:
+def choose(place: Place, reader: Reader, numbers: Numbers) -> Erasing:
     """Return what is to be done to erase these records; those that are erased are passed over.
 
     numbers: in the dataset, ascending. Raises OptionError where the format cannot do it.
     """
     dataset, chosen = reader.manifest, dict[int, Numbers]()
+    shown = printable(place.url, 4096)
     if dataset.format not in PACKED:
         raise OptionError(
-            f"{printable(folder, 4096)}: its records lie in files of others ({dataset.format}), "
+            f"{shown}: its records lie in files of others ({dataset.format}), "
             "which shardio never changes. Nothing was erased. Pack them into shards (`shardio pack "
-            f"{printable(folder, 4096)} OUT`), erase there, and remove these files"
+            f"{shown} OUT`), erase there, and remove these files"
         )
     if any(one.overlays for one in history(reader.index, dataset)):
         raise OptionError(
-            f"{printable(folder, 4096)}: a version that is kept has annotated fields, and files "
+            f"{shown}: a version that is kept has annotated fields, and files "
             "beside the shards would keep their values of these records. Nothing was erased. Pack "
-            f"it anew (`shardio pack {printable(folder, 4096)} OUT`), erase there, and remove this "
+            f"it anew (`shardio pack {shown} OUT`), erase there, and remove this "
             "one; or, where only older versions have such fields, remove these: `shardio gc "
             "--keep-versions 1 --keep 0s`"
         )
@@ -133,7 +140,7 @@ def choose(folder: str, reader: Reader, numbers: Numbers) -> Erasing:
         fresh: Column = np.setdiff1d(own, erased_in(reader.shard(number)))
         if len(fresh):
             chosen[number] = fresh
-    return Erasing(folder, reader, chosen)
+    return Erasing(place, reader, chosen)
 
 
 def erased_numbers(reader: Reader) -> Numbers:

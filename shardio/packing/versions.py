@@ -1,8 +1,9 @@
-"""Versions of a dataset in a directory: commit a new one, list them, name one, go back to one.
+"""Versions of a dataset: commit a new one, list them, name one, go back to one.
 
-A commit keeps the manifest that is there under its id, then renames the new one into its place.
+A commit keeps the manifest that is there under its id, then puts the new one into its place.
 Shards are not touched. Killed anywhere, the old version is whole; what was written for a new one is
-removed by `gc`. Who commits owns the directory, as a packer does: another one is told at once.
+removed by `gc`. Of two writers one is told: in a directory at once, since who commits owns it, as a
+packer does; in a store by its commit, which is on condition (place.py).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,15 +47,17 @@ from ..formats.version import (
     load_kept,
     load_tags,
     load_version,
+    parse_tags,
     sidecar_magic,
 )
 from ..names import key_text
 from ..storage.base import path_in
 from ..storage.local import LocalDirectory
-from ..storage.location import local_path, locate
+from ..storage.location import locate
 from ..storage.options import Storage
 from ..units import check_bool, show_count
-from . import output_dir
+from .objects import missing_in
+from .place import Place, find_place
 
 _SHOWN = 10  # keys that are named
 
@@ -63,35 +65,33 @@ _SHOWN = 10  # keys that are named
 
 
 @contextlib.contextmanager
-def changing(folder: str) -> Iterator[Manifest]:
-    """Own a directory, and give the manifest of the dataset in it, which is to be changed.
+def changing(place: Place | str) -> Iterator[Manifest]:
+    """Own a place, as far as it can be, and give the manifest of the dataset that is changed.
 
-    Raises BusyError, NotPackedError, ExistsError where an unfinished packing is here.
+    A str is a directory. Raises as `Place.owned`, and NotPackedError.
     """
-    manifest.load(locate(folder))  # explains what is here, if it is nothing
-    with output_dir.own_unplanned(folder, secrets.token_bytes(16)) as owner:
-        try:
-            yield manifest.load(locate(folder))
-        finally:
-            owner.clean()  # also of what was left by others that were killed
+    found = find_place(place) if isinstance(place, str) else place
+    with found.owned():
+        yield manifest.load(found.location)
 
 
 def commit(
-    folder: str,
+    place: Place | str,
     before: Manifest,
     after: Manifest,
     command: str,
     changes: Mapping[str, int],
     files: Mapping[str, bytes],
 ) -> Manifest:
-    """Make a version the newest, while the directory is owned. Returns its manifest.
+    """Make a version the newest, in a place that is owned. Returns its manifest.
 
     before   the newest version until then
     after    shards and dropped records of the new one
     changes  how many records it added, dropped, brought back; those that are 0 are left out
     files    those that it names, and are not there yet
+
+    Raises BusyError where another one was committed since, StorageError.
     """
-    place = LocalDirectory(folder)
     # https://reproducible-builds.org/specs/source-date-epoch: equal commits make equal files.
     given = os.environ.get("SOURCE_DATE_EPOCH", "")
     seconds = int(given) if re.fullmatch("[0-9]{1,11}", given) else None
@@ -101,12 +101,16 @@ def commit(
     named = files_of(after)
     gone = {old: one for old, one in {**before.erased, **after.erased}.items() if old not in named}
     new = replace(after, version=GROWN, library=__version__, commit=this, erased=gone, digest="")
+    place = find_place(place) if isinstance(place, str) else place
+    old = place.stored(MANIFEST)
+    if not manifest.is_dump_of(old.data, before):
+        raise place.changed_meanwhile()
     for name, data in files.items():
-        place.write(name, data)
+        place.put(name, data)
     # A copy, and no hard link: the file system may have none, and a manifest is small. Its bytes,
     # and not what we would write: its id is of these.
-    place.write(kept_name(before.version_id), place.read(MANIFEST, manifest.MAX_MANIFEST))
-    place.write(MANIFEST, new.dump())
+    place.put(kept_name(before.version_id), old.data)
+    place.replace(MANIFEST, old, new.dump(), kept_name(new.version_id))
     return new
 
 
@@ -338,57 +342,67 @@ def _same(one: Manifest, other: Manifest, shard: int) -> bool:
 
 
 def tag(
-    path: str | os.PathLike[str], name: str, *, version: str | None = None, remove: bool = False
+    path: str | os.PathLike[str],
+    name: str,
+    *,
+    version: str | None = None,
+    remove: bool = False,
+    storage: Storage | None = None,
 ) -> Version:
     """Name a version of a dataset, so that it is found by this name, and that `gc` keeps it.
 
-    path     the directory of one dataset
+    path     the directory of one dataset, or its URL
     name     up to 100 characters, without /; a name that another version has is moved
     version  by its id or another tag; default: the newest
     remove   take the name away instead
+    storage  a shardio.Storage: how an object store is reached
 
     Returns the version that has the name, or had it. Raises OptionError, BusyError,
     NotPackedError.
     """
     check_bool(remove=remove)
-    folder, name = local_path(path), check_tag(name)
-    with changing(folder):
-        place = LocalDirectory(folder)
-        tags = load_tags(place)
+    place, name = find_place(path, storage), check_tag(name)
+    with changing(place):
+        index, old = place.location, None
+        with contextlib.suppress(FileNotFoundError):
+            old = place.stored(TAGS)
+        tags = {} if old is None else parse_tags(old.data, index)
         if remove and name not in tags:
             known = there_are(tags, name) if tags else "there are none"
             raise OptionError(f"tag {printable(name)!r}: no version is called so; {known}")
-        one = find_version(place, name) if remove else load_version(place, version)
+        one = find_version(index, name) if remove else load_version(index, version)
         tags.pop(name, None)
         if not remove:
             tags[name] = one.version_id
-        place.write(TAGS, dump_tags(tags))
+        place.replace(TAGS, old, dump_tags(tags))
         return _described(one, tags)
 
 
-def restore(path: str | os.PathLike[str], version: str) -> Version:
+def restore(
+    path: str | os.PathLike[str], version: str, *, storage: Storage | None = None
+) -> Version:
     """Make the newest version what an older one was, by a new commit.
 
-    path     the directory of one dataset
+    path     the directory of one dataset, or its URL
     version  the older one, by its id or its tag
+    storage  a shardio.Storage: how an object store is reached
 
     Raises OptionError where the files of that version are gone, BusyError, NotPackedError.
     """
-    folder = local_path(path)
-    with changing(folder) as newest:
-        place = LocalDirectory(folder)
-        old = load_version(place, version)
-        missing = [name for name in sorted(files_of(old)) if not place.exists(name)]
-        if missing:
+    place = find_place(path, storage)
+    with changing(place) as newest:
+        index = place.location
+        old = load_version(index, version)
+        if missing := missing_in(index, sorted(files_of(old))):
             raise OptionError(
-                f"{path_in(place, missing[0])}: version {old.version_id} needs this file, and it "
+                f"{path_in(index, missing[0])}: version {old.version_id} needs this file, and it "
                 "was removed"
             )
-        ids = [load_excluded(place, one) for one in (newest, old)]
+        ids = [load_excluded(index, one) for one in (newest, old)]
         changes = {
             "added": max(0, old.stored_records - newest.stored_records),
             "removed": max(0, newest.stored_records - old.stored_records),
             "dropped": len(np.setdiff1d(ids[1], ids[0])),
             "brought back": len(np.setdiff1d(ids[0], ids[1])),
         }
-        return _described(commit(folder, newest, old, "restore", changes, {}), load_tags(place))
+        return _described(commit(place, newest, old, "restore", changes, {}), load_tags(index))
