@@ -160,6 +160,7 @@ def _pack_resume_hint(options: Mapping[str, Any]) -> str:
     return advice
 
 
+_WORK_DIR = option("--work-dir", "DIR")
 _DESCRIBED = (
     "packing.pack:pack packing.options:SourceOptions packing.options:ImageOptions "
     "packing.options:PlanOptions"
@@ -244,7 +245,7 @@ PACK = Command(
     *PARTS[1:],
     _ON_ERROR,
     option("--dry-run", text="say what would be done and touch nothing"),
-    option("--work-dir", "DIR"),
+    _WORK_DIR,
     TARGET,
     examples=(
         "shardio pack photos packed",
@@ -298,9 +299,11 @@ COMMIT = Command(
 
 _GROWS = (  # options of `append` and `update`
     _SOURCE,
-    option("out", "OUT", "the packed directory"),
+    option("out", "OUT", "the packed directory, or its URL"),
     *_READ,
     *STORE,
+    TARGET,
+    _WORK_DIR,
     JOBS,
     _ON_ERROR,
     option("--restart"),

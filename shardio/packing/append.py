@@ -10,7 +10,7 @@ import numpy as np
 from ..dataset.reader import Reader
 from ..errors import OptionError, printable
 from ..names import key_text
-from ..storage.location import locate
+from ..storage.options import Storage
 from ..units import check_bool, refuse_options, show_count, show_size
 from .grow import Call, Split, grow, grown_lines, some
 from .options import ADVICE, PathLike, SourceOptions
@@ -66,6 +66,8 @@ def append(
     on_error: str = "raise",
     restart: bool = False,
     dry_run: bool = False,
+    to: Storage | None = None,
+    work_dir: PathLike | None = None,
     progress: Progress | None = None,
     announce: Announce | None = None,
 ) -> Appended:
@@ -73,7 +75,7 @@ def append(
 
     source        as of `pack`: a folder, an archive, a listing. Where OUT has splits, its top
                   folders are splits, too
-    out           the directory of the dataset
+    out           the directory of the dataset, or its URL
     on_duplicate  of a key that the dataset has: "error": nothing is appended; "skip": the record
                   that is there stays; "replace": it is dropped, and the new one appended
     read          what of the source is packed, and under which names: shardio.SourceOptions
@@ -82,6 +84,10 @@ def append(
                   appended; "skip": they are left out, and OUT/rejected.jsonl lists them
     restart       drop an unfinished `append` of another source
     dry_run       say what would be appended, and change nothing
+    to            a shardio.Storage: how the store of OUT is reached; default: as the source, if
+                  that has the same scheme, or is no URL
+    work_dir      if OUT is a URL: the directory where shards are built before they are uploaded;
+                  default: one in ~/.cache/shardio. Give the same one to resume
     progress      called now and then with bytes done and bytes in all
     announce      called with lines to show before the work begins
 
@@ -97,7 +103,7 @@ def append(
             f"on_duplicate is {printable(repr(on_duplicate))}; expected 'error', 'skip' or "
             "'replace'"
         )
-    call = Call(read, jobs, on_error, restart, dry_run, progress, announce)
+    call = Call(read, jobs, on_error, restart, dry_run, progress, announce, to, work_dir)
     growth = grow(source, out, call)
     done = Appended(growth.folder, classes=growth.new_classes, dry_run=dry_run)
     alike = list[bytes]()
@@ -130,7 +136,7 @@ def _leave_out_alike(one: Split, on_duplicate: str) -> list[bytes]:
     Returns the keys that are left out.
     """
     assert one.listing is not None
-    reader = Reader(locate(one.folder), one.base)
+    reader = Reader(one.place.location, one.base)
     alike = [*reader.with_keys(set(one.listing.keys))]
     if on_duplicate == "replace":
         one.gone = np.array([reader.starts[at] + record for at, record, _ in alike], np.int64)

@@ -1,17 +1,17 @@
 """A packed dataset that grows: new shards behind those that are there, and one commit.
 
 How it works. The source is listed as `pack` lists it. What is new is packed by the options of the
-dataset into `.shardio-append`, a directory within it: a packing as any other, which an interruption
-leaves to be resumed. Its shards have the dataset's id, and the numbers that follow. Then the
-dataset is owned for a moment, the shards are moved beside the others, and the commit names them.
-Shards that are there are read for their keys only, and never written. `append` and `update` say
-which records of the source are new, and which of the dataset go.
+dataset into `.shardio-append`, a directory within it, or for a store into one of this machine, from
+which shards are uploaded as they are finished: a packing as any other, which an interruption leaves
+to be resumed. Its shards have the dataset's id, and the numbers that follow. Then the dataset is
+owned for a moment, the shards are moved beside the others, and the commit names them. Shards that
+are there are read for their keys only, and never written. `append` and `update` say which records
+of the source are new, and which of the dataset go.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,21 +24,21 @@ from ..formats.manifest import Manifest
 from ..formats.version import NONE, Numbers, SourceNotes, load_excluded
 from ..images.decode import ppm_header
 from ..names import key_text
-from ..storage import local, lock
-from ..storage.local import LocalDirectory
-from ..storage.location import local_path, locate
-from ..units import show_count
+from ..storage import lock
+from ..storage.location import local_path, locate_target
+from ..storage.options import Storage
+from ..units import check_group, show_count
 from . import journal, output_dir, reencode, sources
 from .job import Job, Run, unpackable
 from .options import ImageOptions, PackCall, PackOptions, PathLike, PlanOptions, SourceOptions
 from .pack import build_all, list_splits, make_request, resumable, with_kind
 from .parts import Announce
+from .place import Place, place_at
 from .plan import make_plan
 from .process_pool import Progress, Report, processes
 from .sources.base import Listing, SourceRequest, renumber
 from .versions import changing, commit, with_excluded
 
-WORK = ".shardio-append"  # in the dataset: where its new shards are built
 _SHOWN = 10  # keys and classes that are named
 
 
@@ -47,7 +47,8 @@ class Split:
     """One dataset, and what becomes of it."""
 
     name: str  # "": there are no splits
-    folder: str
+    place: Place
+    work: str  # the directory where its shards are built
     base: Manifest
     listing: Listing | None  # of the source, then of what is new; None: it lacks this split
     classes: tuple[str, ...] | None  # the dataset's, and behind them those that are new
@@ -56,9 +57,9 @@ class Split:
     job: Job | None = None  # None: nothing is new
 
     @property
-    def work(self) -> str:
-        """Return the directory where its shards are built."""
-        return os.path.join(self.folder, WORK)
+    def folder(self) -> str:
+        """Return the path or URL of the dataset, for messages."""
+        return self.place.url
 
 
 @dataclass(frozen=True)
@@ -72,18 +73,25 @@ class Call:
     dry_run: bool
     progress: Progress | None
     announce: Announce | None
+    to: Storage | None = None
+    work_dir: PathLike | None = None
 
 
 @dataclass
 class Growth:
     """A dataset, or its splits, and what a source has for each."""
 
-    folder: str
+    place: Place
     request: SourceRequest
     run: Run
     call: Call
     work: list[Split]
     new_classes: list[str]
+
+    @property
+    def folder(self) -> str:
+        """Return the path or URL of the dataset, for messages."""
+        return self.place.url
 
     def build_and_commit(
         self,
@@ -100,21 +108,23 @@ class Growth:
         done = Grown()
         if self.run.skip:
             for one in self.work:
-                journal.refuse_rejected(LocalDirectory(one.folder), False)
-        with resumable(), contextlib.ExitStack() as owners:
+                journal.refuse_rejected(one.place.location, False)
+        with resumable(self.place.location.remote), contextlib.ExitStack() as owners:
             _build(self, owners)
             for one in self.work:
                 changed = one.job is not None or self.new_classes or len(one.gone)
                 if not (changed or one.must_commit):
                     continue
-                with changing(one.folder) as newest:
+                with changing(one.place) as newest:
                     _add_shards(one, newest, done, command, changes, notes)
                 if one.job is not None and one.job.owner is not None:
                     one.job.owner.clean()
                     output_dir.remove_working_directory(one.work, [""])
+            if self.call.work_dir is not None:
+                output_dir.remove_working_directory(local_path(self.call.work_dir), [""])
             if self.work[0].name:
                 names = [one.name for one in self.work]
-                output_dir.commit_splits(LocalDirectory(self.folder), names)
+                output_dir.commit_splits(self.place.location, names)
         return done
 
 
@@ -136,16 +146,23 @@ def grow(source: PathLike, out: PathLike, call: Call) -> Growth:
     """
     if call.on_error not in ("raise", "skip"):
         raise OptionError(f"on_error is {call.on_error!r}; expected 'raise' or 'skip'")
-    folder = local_path(out)
-    bases = {name: manifest.load(locate(at)) for name, at in manifest.datasets(folder).items()}
+    here = SourceOptions() if call.read is None else call.read
+    top = place_at(
+        locate_target(out, call.to, source, check_group("storage", here.storage, Storage))
+    )
+    places, folder = top.datasets(), top.url
+    bases = {name: manifest.load(at.location) for name, at in places.items()}
     first = next(iter(bases.values()))
     packing = _as_packed(first, call.read, call.restart)
-    run = Run(processes(call.jobs), False, packing.plan, call.on_error == "skip")
+    # That the dataset is there is no reason to leave, where shards go into a store.
+    run = Run(processes(call.jobs), True, packing.plan, call.on_error == "skip")
     splits = None if "" in bases else True
-    unpacked = None if call.dry_run else folder
+    given = None if call.work_dir is None else local_path(call.work_dir)
+    work_dir = top.builds_in(given)
+    unpacked = None if call.dry_run else (work_dir if top.location.remote else folder)
     told = call.progress, unpacked, call.announce
     request = make_request(source, packing.read, splits, run.jobs, *told)
-    request = with_kind(request, LocalDirectory(folder), None, None)
+    request = with_kind(request, top.location, None, None)
     options = packing.options(request.kind)
     reencode.check_tools(options)
     names = sources.split_names(request)
@@ -168,10 +185,10 @@ def grow(source: PathLike, out: PathLike, call: Call) -> Growth:
             listing = replace(listing, fields=_same_fields(base, listing, request))
             if (keys := listing.source.keys(listing.own_places)) is not None:
                 listing = replace(listing, keys=[*keys])
-        root = manifest.split_folder(folder, name)
-        work.append(Split(name, root, base, listing, classes))
+        place, own = places[name], None if given is None else manifest.split_folder(given, name)
+        work.append(Split(name, place, place.builds_in(own), base, listing, classes))
     known = len(first.classes or ())
-    return Growth(folder, request, run, call, work, [*(classes or ())[known:]])
+    return Growth(top, request, run, call, work, [*(classes or ())[known:]])
 
 
 def _as_packed(base: Manifest, read: SourceOptions | None, restart: bool) -> PackCall:
@@ -267,7 +284,8 @@ def _build(growth: Growth, owners: contextlib.ExitStack) -> None:
         planned = make_plan(one.listing, options, size)
         planned = planned.added_to(one.base.dataset_id, one.base.shards)
         lock.refuse_if_busy(one.work, part=False)
-        one.job = Job(planned, LocalDirectory(one.work), one.work, run, request)
+        there = one.place.packing(one.work, request.location)
+        one.job = Job(planned, there, one.work, run, request)
     jobs = [one.job for one in growth.work if one.job is not None]
     report = Report(growth.call.progress, sum(job.result.source_bytes for job in jobs))
     build_all(request, jobs, owners, report)
@@ -275,9 +293,7 @@ def _build(growth: Growth, owners: contextlib.ExitStack) -> None:
 
 def _remove_committed(one: Split) -> None:
     """Remove what an earlier `append` left that was committed, or that others have overtaken."""
-    if os.path.lexists(os.path.join(one.folder, lock.JOURNAL)):
-        with changing(one.folder):  # which removes what was left
-            pass
+    one.place.prepare()
     with contextlib.suppress(FileNotFoundError), output_dir.own_unfinished(one.work) as owner:
         if journal.parse(owner.journal(), one.work, owner.read).first != one.base.shards:
             owner.clean()
@@ -300,23 +316,21 @@ def _add_shards(
         )
     built = [] if one.job is None else [shard for shard in one.job.built if shard.info is not None]
     infos = [shard.info for shard in built if shard.info is not None]
-    for info in infos:
-        local.move(os.path.join(one.work, info.name), one.folder)
-    local.sync_directory(one.folder)
+    one.place.add(one.work, [info.name for info in infos])
     after = manifest.extended(newest, infos, sum(shard.blob_bytes for shard in built), one.classes)
-    dropped = load_excluded(locate(one.folder), newest)
+    dropped = load_excluded(one.place.location, newest)
     after, files = with_excluded(after, np.union1d(dropped, one.gone))
     if (known := notes(one, after.stored_records)) is not None:
         side, data = known.dump(after.dataset_id)
         after, files = replace(after, sources=side), {**files, side.name: data}
     added = sum(info.records for info in infos)
-    new = commit(one.folder, newest, after, command, changes(one, added), files)
+    new = commit(one.place, newest, after, command, changes(one, added), files)
     done.versions[one.name] = new.version_id
     done.added += added
     done.shards += len(infos)
     done.bytes += sum(info.size for info in infos)
     if one.job is not None and one.job.problems:
-        place = LocalDirectory(one.folder)
+        place = one.place.location
         before = journal.own_rejected(place) or []
         journal.write_rejected(place, sorted({*before, *one.job.problems}))
         done.rejected += [(key_text(key), why) for key, why in one.job.problems]

@@ -12,7 +12,7 @@ import concurrent.futures
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -22,16 +22,21 @@ from ..formats import manifest
 from ..formats.base import ShardInfo
 from ..formats.overlay import has_overlay_name
 from ..storage import local, ranges
+from ..storage.base import Location, path_in
 from ..storage.client import ABSENT, Reply, RequestError
 from ..storage.local import LocalDirectory
-from ..storage.location import locate
+from ..storage.location import Target, locate
+from ..storage.lock import JOURNAL
 from ..storage.options import Storage
 from ..storage.remote import RemoteLocation
 from ..storage.stores import READ_ONLY
 from ..storage.upload import Upload
 from ..units import check_group
 from . import journal, output_dir
+from .objects import missing_in
 from .uploads import AT_ONCE
+
+WORK = ".shardio-append"  # in a directory of a dataset: where its new shards are built
 
 # A mark that no object has; a generation 0 would be one that is not there.
 _NO_MARK = '{"e_tag": "\\"00000000000000000000000000000000\\"", "version": "1"}'
@@ -118,6 +123,10 @@ class Place:
         """
         raise NotImplementedError
 
+    def prepare(self) -> None:
+        """Remove what a change left that was killed; raise as `owned` before long work begins."""
+        raise NotImplementedError
+
     def stored(self, name: str) -> Stored:
         """Read a small file that will be replaced. Raises FileNotFoundError, StorageError."""
         raise NotImplementedError
@@ -139,6 +148,24 @@ class Place:
 
         When the work ends, all that it took is in the place. Raises StorageError, BusyError.
         """
+        raise NotImplementedError
+
+    def builds_in(self, given: str | None) -> str:
+        """Return the directory of this machine where a packing builds what will be added.
+
+        given: by the user, for a store
+        """
+        raise NotImplementedError
+
+    def packing(self, directory: str, source: Location) -> Target:
+        """Return where a packing is to put the shards that it builds in that directory.
+
+        Raises OptionError, ExistsError, StorageError where it cannot work there.
+        """
+        raise NotImplementedError
+
+    def add(self, directory: str, names: Sequence[str]) -> None:
+        """Have shards that a packing built there stand beside the others. Raises StorageError."""
         raise NotImplementedError
 
     def changed_meanwhile(self) -> BusyError:
@@ -169,6 +196,11 @@ class _Directory(Place):
             finally:
                 owner.clean()  # also of what was left by others that were killed
 
+    def prepare(self) -> None:
+        if self.location.exists(JOURNAL):
+            with self.owned():
+                pass
+
     def stored(self, name: str) -> Stored:
         return Stored(self.location.read(name, manifest.MAX_MANIFEST))
 
@@ -177,6 +209,19 @@ class _Directory(Place):
 
     def workspace(self) -> contextlib.AbstractContextManager[Workspace]:
         return contextlib.nullcontext(Workspace(self.url))
+
+    def builds_in(self, given: str | None) -> str:
+        if given is not None:
+            raise OptionError("work_dir: only where OUT is a URL; shards are built in OUT itself")
+        return os.path.join(self.url, WORK)
+
+    def packing(self, directory: str, source: Location) -> Target:
+        return LocalDirectory(directory)
+
+    def add(self, directory: str, names: Sequence[str]) -> None:
+        for name in names:
+            local.move(os.path.join(directory, name), self.url)
+        local.sync_directory(self.url)
 
 
 class _Folder(Place):
@@ -192,7 +237,7 @@ class _Folder(Place):
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
-        self._refuse_unconditional()
+        self.prepare()
         yield
 
     def stored(self, name: str) -> Stored:
@@ -223,7 +268,21 @@ class _Folder(Place):
                 owner.clean()
                 output_dir.remove_working_directory(folder, [""])
 
-    def _refuse_unconditional(self) -> None:
+    def builds_in(self, given: str | None) -> str:
+        return output_dir.working_directory(self.location, given, "append")
+
+    def packing(self, directory: str, source: Location) -> Target:
+        output_dir.check_working_directory(directory, source, [""])
+        return self.location  # it uploads them
+
+    def add(self, directory: str, names: Sequence[str]) -> None:
+        if gone := missing_in(self.location, names):
+            raise StorageError(
+                f"{path_in(self.location, gone[0])}: it was uploaded, and is not there any more: "
+                "did `gc` run here meanwhile? Nothing was committed: run it again"
+            )
+
+    def prepare(self) -> None:
         """Raise OptionError where the store writes an object although it is not the one meant.
 
         That is tried with one that is not there, so that nothing is to be cleaned up.
@@ -253,11 +312,16 @@ def find_place(path: str | os.PathLike[Any], storage: Storage | None = None) -> 
     """
     given = check_group("storage", storage, Storage)
     found = locate(path, replace(given, cache=None, cache_bytes=None))  # what is there now
-    if isinstance(found, LocalDirectory):
-        return _Directory(found)
-    if found.store.scheme in READ_ONLY:
+    if isinstance(found, RemoteLocation) and found.store.scheme in READ_ONLY:
         raise OptionError(
             f"{found.url}: expected a directory, or s3://, gs:// or az:// here; "
             f"{found.store.scheme}:// is read only"
         )
-    return _Folder(found)
+    return place_at(found)
+
+
+def place_at(location: Target) -> Place:
+    """Return a location, read without a cache, as a place."""
+    if isinstance(location, LocalDirectory):
+        return _Directory(location)
+    return _Folder(location)

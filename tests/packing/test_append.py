@@ -39,7 +39,8 @@ from shardio.formats import manifest
 from shardio.packing.append import append
 from shardio.packing.drop import drop
 from shardio.packing.gc import gc
-from shardio.packing.grow import WORK, build_all
+from shardio.packing.grow import build_all
+from shardio.packing.place import WORK
 from shardio.packing.versions import changing, diff, log
 from shardio.storage.location import locate
 

@@ -1,5 +1,6 @@
 """A dataset in an object store is changed there as one in a directory: by commits on condition."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from support import LIMIT_S, object_stores
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.object_stores import ObjectStore
-from support.trees import images, plant
+from support.trees import images, noise, plant
 from support.trees import shardio as command
 from support.uploading import fetched, files, options, puts, started
 
@@ -25,6 +26,8 @@ from shardio.storage import ranges
 
 SHARDS, EACH = 6, 4
 KEYS = sorted(str(key) for key in images())
+# Before `append` looks at what it commits to: it tries the store's conditions a second time.
+AT_COMMIT = Rule("503", path="probe", method="PUT", numbers=[*range(1, 10_000)])
 NEWEST = r"/manifest\.json"  # the manifest that names the newest version
 
 
@@ -159,6 +162,121 @@ def test_what_a_drop_costs(through: ObjectStore, proxy: FaultProxy, packed: Path
     assert len(ends) <= 2 * SHARDS  # the index of each shard, and the keys of one
     others = [one[0] for one in asked if one not in ends]
     assert (others.count("GET"), others.count("PUT"), others.count("DELETE")) == (3, 4, 0)
+
+
+# --- records that are appended --------------------------------------------------------------------
+
+
+@pytest.fixture
+def more_images(tmp_path: Path) -> Path:
+    """Files that are new: of a class that is there, and of another one; two shards of 4."""
+    named = ["class1/new0.jpg", "class1/new1.jpg", *(f"class9/{i}.jpg" for i in range(5))]
+    return plant(tmp_path / "more", {key: noise(key, 500) for key in named})
+
+
+def test_what_is_appended_in_a_store_is_what_a_directory_gets(
+    there: ObjectStore, packed: Path, more_images: Path, tmp_path: Path
+) -> None:
+    local, url = tmp_path / "local", f"{there.url}/out"
+    shardio.copy(packed, local)
+    shutil.copytree(packed.parent / "src", tmp_path / "all")
+    shutil.copytree(more_images, tmp_path / "all", dirs_exist_ok=True)
+    (tmp_path / "all" / "class0" / "000.jpg").unlink()
+    changed = tmp_path / "all" / "class0" / "001.jpg"
+    changed.write_bytes(noise("changed", 900))
+    for out, to in ((str(local), None), (url, options(there))):
+        done = shardio.append(more_images, out, to=to)
+        assert (done.added, done.shards, done.classes) == (7, 2, ["class9"])
+        skipped = shardio.append(more_images, out, to=to, on_duplicate="skip", dry_run=True)
+        assert (skipped.added, skipped.skipped) == (0, 7)
+        updated = shardio.update(tmp_path / "all", out, to=to)
+        assert (updated.new, updated.changed, updated.gone) == (0, 1, 1)
+        assert shardio.update(tmp_path / "all", out, to=to).compared == 0
+    assert fetched(there, "out", tmp_path / "fetched") == files(local)
+    assert not shardio.verify(url, storage=options(there)).damages
+    assert not [*(tmp_path / "caches" / "shardio").iterdir()]  # nothing is left here
+
+
+def test_splits_are_appended_to(bucket: ObjectStore, tmp_path: Path) -> None:
+    for folder, count in (("images", 4), ("more", 6)):
+        for split in ("train", "val"):
+            plant(tmp_path / folder / split, images(1, count))
+    shardio.pack(tmp_path / "images", tmp_path / "out", jobs=1)
+    bucket.put_folder(tmp_path / "out", "out/")
+    url, to = f"{bucket.url}/out", options(bucket)
+    work = tmp_path / "work"
+    done = shardio.append(tmp_path / "more", url, to=to, on_duplicate="skip", work_dir=work)
+    assert (done.added, done.skipped, sorted(done.versions)) == (4, 8, ["train", "val"])
+    for split in ("train", "val"):
+        assert len(keys_of(f"{url}/{split}", to)) == 6
+    assert not work.exists()
+
+
+def test_an_append_that_is_killed_goes_on(
+    through: ObjectStore, there: ObjectStore, proxy: FaultProxy, more_images: Path
+) -> None:
+    url, direct = f"{there.url}/out", options(there)
+    line = ["append", more_images, url, "--jobs", "1"]
+    before = keys_of(url, direct)
+    for held in (r"/0000[67]-", "probe", "manifest-", NEWEST):
+        proxy.rules(Rule("timeout", path=held, method="PUT"))
+        with started(*line) as process:
+            proxy.wait(faults=1)
+            process.kill()
+            process.wait(LIMIT_S)
+        proxy.reset()
+        assert keys_of(url, direct) == before and len(log(url, storage=direct).versions) == 1
+    proxy.rules()
+    said = command(*line)
+    assert said.returncode == 0, said.stderr
+    assert puts(proxy, "/0000") == 0  # they were there: nothing is uploaded twice
+    assert len(keys_of(url, direct)) == len(before) + 7
+    assert not shardio.verify(url, storage=direct).damages
+
+
+def test_an_append_that_was_overtaken_is_told_and_goes_on(
+    through: ObjectStore, there: ObjectStore, proxy: FaultProxy, more_images: Path, tmp_path: Path
+) -> None:
+    url, direct = f"{there.url}/out", options(there)
+    other = plant(tmp_path / "other", {"class0/other.jpg": noise("other", 400)})
+    line = ["append", more_images, url, "--jobs", "1"]
+    proxy.rules(AT_COMMIT)  # its shards are there
+    with started(*line) as process:
+        proxy.wait(faults=1)
+        shardio.append(other, url, to=direct, work_dir=tmp_path / "elsewhere")
+        drop(url, keys=KEYS[:1], storage=direct)
+        proxy.rules()
+        assert process.wait(LIMIT_S) == BUSY
+    assert [one.command for one in log(url, storage=direct).versions] == ["drop", "append", "pack"]
+    said = command(*line)
+    assert said.returncode == 0, said.stderr
+    expected = {*KEYS[1:], "class0/other.jpg"} | {
+        path.relative_to(more_images).as_posix() for path in more_images.rglob("*.jpg")
+    }
+    assert {*keys_of(url, direct)} == expected
+    assert not shardio.verify(url, storage=direct).damages
+
+
+def test_shards_that_are_gone_before_the_commit_are_named(
+    through: ObjectStore, there: ObjectStore, proxy: FaultProxy, more_images: Path
+) -> None:
+    url, direct = f"{there.url}/out", options(there)
+    line = ["append", more_images, url, "--jobs", "1"]
+    proxy.rules(AT_COMMIT)
+    with started(*line) as process:
+        proxy.wait(faults=1)
+        there.delete([name for name in there.sizes() if "/00007-" in name])
+        proxy.rules()
+        assert process.wait(LIMIT_S) == 1
+    assert len(log(url, storage=direct).versions) == 1
+    said = command(*line)
+    assert said.returncode == 0, said.stderr
+    assert not shardio.verify(url, storage=direct).damages
+
+
+def test_a_stream_of_samples_is_appended_in_a_directory_alone(there: ObjectStore) -> None:
+    with pytest.raises(OptionError, match="expected a directory, local or mounted"):
+        shardio.Writer(f"{there.url}/out", append=True)
 
 
 # --- two writers ----------------------------------------------------------------------------------
@@ -303,6 +421,7 @@ def test_a_store_without_conditional_writes_is_refused(
     kind: Any, packed: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "table.csv").write_text(f"key,label\n{KEYS[0]},2\n")
+    plant(tmp_path / "more", {"class0/new.jpg": noise("new", 400)})
     with kind() as store:
         store.put_folder(packed, "out/")
         there, url, more = store.sizes(), f"{store.url}/out", {"storage": allowed(store)}
@@ -310,6 +429,7 @@ def test_a_store_without_conditional_writes_is_refused(
             lambda: drop(url, keys=KEYS[:1], **more),
             lambda: annotate(url, tmp_path / "table.csv", **more),
             lambda: tag(url, "mine", **more),
+            lambda: shardio.append(tmp_path / "more", url, to=more["storage"]),
             lambda: restore(url, log(url, **more).versions[0].id, **more),
         ):
             with pytest.raises(OptionError, match="does not replace a file only if") as raised:
