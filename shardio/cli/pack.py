@@ -354,7 +354,7 @@ GC = Command(
     "remove files that no manifest names",
     _gc,
     "packing.gc:gc",
-    option("path", "OUT", "the packed directory"),
+    option("path", "OUT", "the packed directory, or its URL"),
     option(
         "--keep",
         "AGE",
@@ -364,5 +364,6 @@ GC = Command(
     ),
     option("--keep-versions", "N"),
     option("--dry-run"),
+    *STORE,
     examples=("shardio gc packed --dry-run", "shardio gc packed --keep-versions 10"),
 )

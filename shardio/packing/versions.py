@@ -28,7 +28,7 @@ from ..errors import (
     there_are,
 )
 from ..formats import manifest
-from ..formats.foreign.base import sidecar_name
+from ..formats.foreign.base import MAGIC, SUFFIX, sidecar_name
 from ..formats.manifest import GROWN, MANIFEST, Commit, Manifest
 from ..formats.overlay import has_overlay_name, rows_that_differ
 from ..formats.record import MAGIC as RECORDS
@@ -51,13 +51,15 @@ from ..formats.version import (
     sidecar_magic,
 )
 from ..names import key_text
-from ..storage.base import path_in
+from ..storage.base import Location, path_in
 from ..storage.local import LocalDirectory
 from ..storage.location import locate
 from ..storage.options import Storage
 from ..units import check_bool, show_count
+from .journal import shard_number
 from .objects import missing_in
 from .place import Place, find_place
+from .shard_writer import open_own
 
 _SHOWN = 10  # keys that are named
 
@@ -152,26 +154,44 @@ def files_of(one: Manifest) -> set[str]:
 def is_sidecar(folder: str, name: str) -> bool:
     """Return whether a file lies beside a manifest that named it, by its name and first bytes."""
     magic = sidecar_magic(name)
-    return magic is not None and _begins(folder, name, magic)
+    return magic is not None and _begins(LocalDirectory(folder), name, magic)
 
 
 def is_overlay(folder: str, name: str) -> bool:
     """Return whether a file is one of a field's values, by its name and its first bytes."""
-    return has_overlay_name(name) and _begins(folder, name, RECORDS)
+    return has_overlay_name(name) and _begins(LocalDirectory(folder), name, RECORDS)
 
 
 def is_kept(folder: str, name: str) -> bool:
     """Return whether a file keeps the manifest of an older version, by its name and its bytes."""
-    index = LocalDirectory(folder)
+    return _keeps(LocalDirectory(folder), name)
+
+
+def is_ours(index: Location, name: str) -> bool:
+    """Return whether a file is one that a version may name, or keeps one, by its name and bytes."""
+    if shard_number(name) is not None:
+        with (
+            contextlib.suppress(FileNotFoundError, StorageError, DamageError, VersionError),
+            contextlib.closing(index.open(name)) as file,
+        ):
+            return open_own(file, name) is not None
+        return False
+    magic = RECORDS if has_overlay_name(name) else sidecar_magic(name)
+    if name.endswith(SUFFIX):  # of the index of a foreign shard
+        magic = MAGIC
+    return _keeps(index, name) if magic is None else _begins(index, name, magic)
+
+
+def _keeps(index: Location, name: str) -> bool:
     with contextlib.suppress(DamageError, VersionError, FileNotFoundError):
         return (one := kept_id(name)) is not None and load_kept(index, one) is not None
     return False
 
 
-def _begins(folder: str, name: str, magic: bytes) -> bool:
+def _begins(index: Location, name: str, magic: bytes) -> bool:
     with (
         contextlib.suppress(FileNotFoundError, StorageError),
-        contextlib.closing(LocalDirectory(folder).open(name)) as file,
+        contextlib.closing(index.open(name)) as file,
     ):
         return file.size >= len(magic) and file.read(0, len(magic)) == magic
     return False

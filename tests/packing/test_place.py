@@ -1,5 +1,6 @@
 """A dataset in an object store is changed there as one in a directory: by commits on condition."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from shardio.cli.exit_codes import BUSY
 from shardio.errors import BusyError, StateError
 from shardio.packing.annotate import annotate
 from shardio.packing.drop import drop
+from shardio.packing.gc import gc
 from shardio.packing.place import find_place
 from shardio.packing.versions import changing, commit, diff, log, restore, tag
 from shardio.storage import ranges
@@ -277,6 +279,76 @@ def test_shards_that_are_gone_before_the_commit_are_named(
 def test_a_stream_of_samples_is_appended_in_a_directory_alone(there: ObjectStore) -> None:
     with pytest.raises(OptionError, match="expected a directory, local or mounted"):
         shardio.Writer(f"{there.url}/out", append=True)
+
+
+# --- what no version needs ------------------------------------------------------------------------
+
+
+def test_gc_removes_in_a_store_what_it_removes_in_a_directory(
+    there: ObjectStore, packed: Path, more_images: Path, tmp_path: Path
+) -> None:
+    local, url = tmp_path / "local", f"{there.url}/out"
+    shardio.copy(packed, local)
+    for out, to in ((str(local), None), (url, options(there))):
+        changes(out, {} if to is None else {"storage": to})
+        shardio.append(more_images, out, to=to)
+        drop(out, keys=KEYS[12:14], storage=to)
+    others = {
+        "out/00007-01234567.shard": b"mine",
+        "out/excluded-01234567.bin": b"mine",
+        "out/overlay-00001-01234567.shard": b"mine",
+        "out/manifest-0123456789abcdef.json": b"mine",
+        "out/notes.txt": b"mine",
+        "out/folder/00001-01234567.shard": (packed / min(os.listdir(packed))).read_bytes(),
+    }
+    plant(tmp_path / "others", {name: data for name, data in others.items()})
+    there.put_folder(tmp_path / "others")
+    more = {"storage": options(there)}
+    young = gc(url, keep_versions=1, **more)
+    assert young.removed == [] and len(young.kept) == 8 and gc(url, keep_s=0, **more).removed == []
+    for keep, versions in ((2, 3), (1, 2)):  # one of them has a tag
+        told = gc(url, keep_s=0, keep_versions=keep, dry_run=True, **more)
+        done, same = (
+            gc(out, keep_s=0, keep_versions=keep, **given)
+            for out, given in ((url, more), (local, {}))
+        )
+        assert [one.rpartition("/")[2] for one in done.removed] == (
+            [one.rpartition("/")[2] for one in same.removed]
+        )
+        assert (told.removed, done.bytes) == (done.removed, same.bytes) and done.removed
+        assert len(log(url, **more).versions) == versions
+        there_now = fetched(there, "out", tmp_path / f"fetched{keep}")
+        assert {f"out/{name}" for name in there_now} == others.keys() | {
+            f"out/{name}" for name in files(local)
+        }
+    assert not shardio.verify(url, **more).damages
+    assert keys_of(url, options(there), "scored") == keys_of(str(local), Storage(), "scored")
+
+
+def test_gc_removes_what_was_erased(there: ObjectStore) -> None:
+    url, more = f"{there.url}/out", {"storage": options(there)}
+    before = set(there.sizes())
+    drop(url, keys=KEYS[:1], erase=True, **more)
+    (old,) = gc(url, keep_s=0, **more).removed
+    assert before - set(there.sizes()) == {f"out/{old.rpartition('/')[2]}"}
+    assert not shardio.verify(url, **more).damages
+
+
+def test_gc_stops_where_something_was_committed_meanwhile(
+    through: ObjectStore, there: ObjectStore, proxy: FaultProxy
+) -> None:
+    url, direct = f"{there.url}/out", options(there)
+    for number in range(2):
+        drop(url, keys=[KEYS[number]], storage=direct)
+    # While it looks at what it may remove: the list that only the older version names.
+    proxy.rules(Rule("503", path="excluded-", method="HEAD"))
+    with started("gc", url, "--keep", "0s", "--keep-versions", "1") as process:
+        proxy.wait(faults=1)
+        restore(url, log(url, storage=direct).versions[1].id, storage=direct)
+        before = there.sizes()
+        proxy.rules()
+        assert process.wait(LIMIT_S) == BUSY
+    assert there.sizes() == before and not shardio.verify(url, storage=direct).damages
 
 
 # --- two writers ----------------------------------------------------------------------------------
