@@ -156,6 +156,17 @@ def test_a_dry_run_writes_nothing(through: ObjectStore, proxy: FaultProxy) -> No
     assert puts(proxy) == 0
 
 
+def test_the_indexes_of_shards_are_asked_for_at_once(
+    through: ObjectStore, proxy: FaultProxy
+) -> None:
+    proxy.limits(gather=SHARDS, of=r"GET .*/0000\d-")  # all of them, before the first is answered
+    try:
+        done = drop(f"{through.url}/out", keys=[KEYS[0]], storage=options(through))
+    finally:
+        proxy.limits()
+    assert done.records == 1
+
+
 def test_what_a_drop_costs(through: ObjectStore, proxy: FaultProxy, packed: Path) -> None:
     drop(f"{through.url}/out", keys=[KEYS[0]], storage=options(through))
     asked = [(one.method, one.path.split("?")[0].rpartition("/")[2]) for one in proxy.figures().log]
@@ -332,6 +343,31 @@ def test_gc_removes_what_was_erased(there: ObjectStore) -> None:
     (old,) = gc(url, keep_s=0, **more).removed
     assert before - set(there.sizes()) == {f"out/{old.rpartition('/')[2]}"}
     assert not shardio.verify(url, **more).damages
+
+
+def test_what_is_left_of_erased_records_is_found_in_a_store(
+    there: ObjectStore, tmp_path: Path
+) -> None:
+    url, more = f"{there.url}/out", {"storage": options(there)}
+    plant(tmp_path, {"more/a/list.txt": f"of {KEYS[1]}".encode()})
+    there.put_folder(tmp_path / "more", "out/")
+
+    def left() -> list[tuple[str, str | None]]:
+        found = shardio.verify(url, dropped=KEYS[:2], **more)
+        assert found.sought is not None
+        assert any("where the bucket keeps them" in one for one in found.sought.unseen)
+        return sorted((one.shard.partition("/out/")[2], one.key) for one in found.damages)
+
+    assert len(left()) == 3  # two records, and the list
+    drop(url, keys=KEYS[:2], **more)
+    assert len(left()) == 3
+    drop(url, keys=KEYS[:2], erase=True, missing="ignore", **more)
+    assert len(left()) == 3  # in the old shards
+    gc(url, keep_s=0, **more)
+    assert left() == [("a/list.txt", KEYS[1])]
+    there.delete(["out/a/list.txt"])
+    said = shardio.verify(url, dropped=KEYS[:2], **more)
+    assert said.damages == [] and "nothing left of them" in str(said)
 
 
 def test_gc_stops_where_something_was_committed_meanwhile(
