@@ -311,6 +311,8 @@ def find_place(path: str | os.PathLike[Any], storage: Storage | None = None) -> 
     Raises OptionError where nothing can be written.
     """
     given = check_group("storage", storage, Storage)
+    if given.root is not None:
+        raise OptionError("root: what changes a dataset looks beside its manifest; leave it out")
     found = locate(path, replace(given, cache=None, cache_bytes=None))  # what is there now
     if isinstance(found, RemoteLocation) and found.store.scheme in READ_ONLY:
         raise OptionError(

@@ -149,6 +149,23 @@ def test_splits_are_changed_in_one_call(bucket: ObjectStore, tmp_path: Path) -> 
         assert "class0/001.jpg" not in keys_of(f"{url}/{split}", options(bucket))
 
 
+def test_files_of_others_in_place_are_hidden_and_annotated(
+    bucket: ObjectStore, packed: Path, tmp_path: Path
+) -> None:
+    shardio.export(packed, tmp_path / "tars", format="webdataset", shard_size=19_500)
+    shardio.index(tmp_path / "tars", jobs=1)
+    bucket.put_folder(tmp_path / "tars", "out/")
+    url, more = f"{bucket.url}/out", {"storage": options(bucket)}
+    keys = keys_of(url, options(bucket))
+    for out, given in ((url, more), (str(tmp_path / "tars"), {})):
+        assert drop(out, keys=keys[:2], **given).remaining == len(keys) - 2
+        annotate(out, {keys[3]: {"score": 0.5}}, missing="none", **given)
+    assert fetched(bucket, "out", tmp_path / "fetched") == files(tmp_path / "tars")
+    assert set(keys_of(url, options(bucket))) == set(keys[2:])
+    with pytest.raises(OptionError, match="shardio never changes"):
+        drop(url, keys=keys[4:5], erase=True, **more)
+
+
 def test_a_dry_run_writes_nothing(through: ObjectStore, proxy: FaultProxy) -> None:
     url, more = f"{through.url}/out", {"storage": options(through), "dry_run": True}
     assert drop(url, keys=KEYS[:2], **more).records == 2
@@ -564,6 +581,11 @@ def test_other_stores_have_conditions_too(kind: Any, packed: Path, tmp_path: Pat
                 place.replace("manifest.json", old, before.dump())
             with pytest.raises(BusyError):
                 place.replace("tags.json", None, b"{}")
+
+
+def test_data_that_lies_elsewhere_is_told(packed: Path) -> None:
+    with pytest.raises(OptionError, match="root: "):
+        drop(packed, keys=KEYS[:1], storage=Storage(root=packed))
 
 
 def test_what_is_read_only_is_told(packed: Path) -> None:

@@ -185,7 +185,7 @@ def test_wrong_options_are_named(out: Path, options: dict[str, Any], said: str) 
 
 
 def test_what_cannot_be_listed_is_refused() -> None:
-    with pytest.raises(OptionError, match="https://host/data: .* read only"):
+    with pytest.raises(OptionError, match=r"https://host/data: .* read only"):
         verify("https://host/data", dropped=["abcd"])
 
 
