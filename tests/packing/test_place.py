@@ -470,6 +470,22 @@ def test_an_answer_that_is_lost_is_no_other_writer(
         assert newest[0].tags == ("tag 0", "tag 1")
 
 
+def test_a_writer_that_won_unheard_and_was_followed_is_not_told_that_it_lost(
+    through: ObjectStore, there: ObjectStore, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    url, direct = f"{there.url}/out", options(there)
+    (tmp_path / "keys").write_text(KEYS[0])
+    lost = Rule("lost", path=NEWEST, method="PUT", times=1)
+    proxy.rules(lost, Rule("503", path=NEWEST, method="PUT"))
+    with started("drop", url, "--keys", tmp_path / "keys") as process:
+        proxy.wait(faults=2)  # it is there, and it asks again
+        drop(url, keys=KEYS[1:3], storage=direct)
+        proxy.rules()
+        assert process.wait(LIMIT_S) == 0
+    newest = log(url, storage=direct).versions
+    assert [one.changes for one in newest] == [{"dropped": 2}, {"dropped": 1}, {}]
+
+
 # --- readers, and writers that are killed ---------------------------------------------------------
 
 
