@@ -175,6 +175,7 @@ def _pack_resume_hint(options: Mapping[str, Any]) -> str:
     return advice
 
 
+_WORK_DIR = option("--work-dir", "DIR")
 _DESCRIBED = (
     "packing.pack:pack packing.options:SourceOptions packing.options:ImageOptions "
     "packing.options:PlanOptions"
@@ -259,7 +260,7 @@ PACK = Command(
     *PARTS[1:],
     _ON_ERROR,
     option("--dry-run", text="say what would be done and touch nothing"),
-    option("--work-dir", "DIR"),
+    _WORK_DIR,
     TARGET,
     examples=(
         "shardio pack photos packed",
@@ -313,9 +314,11 @@ COMMIT = Command(
 
 _GROWS = (  # options of `append` and `update`
     _SOURCE,
-    option("out", "OUT", "the packed directory"),
+    option("out", "OUT", "the packed directory, or its URL"),
     *_READ,
     *STORE,
+    TARGET,
+    _WORK_DIR,
     JOBS,
     _ON_ERROR,
     option("--restart"),
@@ -377,7 +380,7 @@ GC = Command(
     "remove files that no manifest names",
     _gc,
     "packing.gc:gc",
-    option("path", "OUT", "the packed directory"),
+    option("path", "OUT", "the packed directory, or its URL"),
     option(
         "--keep",
         "AGE",
@@ -387,5 +390,6 @@ GC = Command(
     ),
     option("--keep-versions", "N"),
     option("--dry-run"),
+    *STORE,
     examples=("shardio gc packed --dry-run", "shardio gc packed --keep-versions 10"),
 )

@@ -9,8 +9,6 @@ from ..errors import OptionError, StorageError, printable
 from .command import FIELDS, JOBS, OUT, RESUME_HINT, ROOT, STORE, Command, option, read_fields
 from .output import Output
 
-_DIRECTORY = option("path", "OUT", "the packed directory")
-
 
 def _drop(output: Output, *, keys: str | None = None, **call: Any) -> int:
     from ..packing.drop import drop
@@ -83,13 +81,14 @@ DROP = Command(
     "hide records from every reader, as a new version",
     _drop,
     "packing.drop:drop",
-    _DIRECTORY,
+    OUT,
     option("--keys", "FILE", "keys of the records, one a line; -: from stdin"),
     option("--where", "COND", "conditions on the index: label=cat, score<0.5", action="append"),
     option("--missing", choices=("error", "ignore")),
     option("--erase"),
     option("--dry-run"),
     ROOT,
+    *STORE,
     examples=(
         "shardio drop packed --keys opted-out.txt",
         "shardio drop packed --keys opted-out.txt --erase",
@@ -102,7 +101,7 @@ ANNOTATE = Command(
     "add fields to records, or correct values, as a new version",
     _annotate,
     "packing.annotate:annotate",
-    _DIRECTORY,
+    OUT,
     option("table", "TABLE", "a .csv, .tsv, .jsonl, .parquet or .npy with the values"),
     FIELDS,
     option("--key", "COLUMN"),
@@ -110,6 +109,7 @@ ANNOTATE = Command(
     option("--unknown", choices=("error", "ignore")),
     option("--dry-run"),
     ROOT,
+    *STORE,
     examples=(
         "shardio annotate packed captions.csv --fields caption=text",
         "shardio annotate packed clip.npy --fields clip",
@@ -121,7 +121,7 @@ COMPACT = Command(
     "merge small shards, and leave out what was dropped, as a new version",
     _compact,
     "packing.compact:compact",
-    _DIRECTORY,
+    option("path", "OUT", "the packed directory"),
     option("--shard-size", "SIZE"),
     JOBS,
     option("--restart"),
@@ -159,10 +159,11 @@ TAG = Command(
     "name a version, so that gc keeps it",
     _tag,
     "packing.versions:tag",
-    _DIRECTORY,
+    OUT,
     option("name", "TAG"),
     option("--version", "ID"),
     option("--remove"),
+    *STORE,
     examples=("shardio tag packed v2", "shardio tag packed paper --version v1"),
 )
 
@@ -171,8 +172,9 @@ RESTORE = Command(
     "make a dataset again what an older version was",
     _restore,
     "packing.versions:restore",
-    _DIRECTORY,
+    OUT,
     option("version", "VERSION"),
     ROOT,
+    *STORE,
     examples=("shardio restore packed v1",),
 )

@@ -38,6 +38,7 @@ from ..units import show_count, show_size
 # user's program and torch's tensors need some too: a process may have 1,024 on most Linux systems,
 # 256 on macOS, and a reader takes a quarter of them at most. Opening one again costs 0.15 ms.
 OPEN_SHARDS = 256
+_AHEAD = 32  # shards whose indexes are asked for before the one that is looked at
 _CLASSES = 8  # whose names a notebook shows
 
 
@@ -163,6 +164,7 @@ class Reader:
         """
         hashes = np.unique(np.array([*map(key_hash, keys)], np.uint32))
         for place in range(self.manifest.shards):
+            self.will_open(range(place + 1, min(place + 1 + _AHEAD, self.manifest.shards)))
             shard = self.shard(place)
             hidden = erased_in(shard) if dropped else self.dropped_in(place)
             records = np.flatnonzero(np.isin(shard.key_hashes, hashes))

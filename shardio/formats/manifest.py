@@ -520,6 +520,12 @@ def dump_sealed(head: Mapping[str, Any], more: str = "") -> bytes:
     return body + f'"sha256": "{hashlib.sha256(body).hexdigest()}"\n}}\n'.encode()
 
 
+def is_dump_of(data: bytes, one: Manifest) -> bool:
+    """Return whether these are the bytes of manifest.json that a manifest was read from."""
+    found = _DIGEST.search(data, max(0, len(data) - SEAL_BYTES))
+    return found is not None and found[1].decode() == one.digest
+
+
 def _sealed(data: bytes) -> str:
     """Return the SHA-256 that a file states of itself."""
     found = _DIGEST.search(data, max(0, len(data) - SEAL_BYTES))

@@ -311,6 +311,11 @@ def load_tags(index: Location) -> dict[str, str]:
         data = index.read(TAGS, _MAX_TAGS)
     except FileNotFoundError:
         return {}
+    return parse_tags(data, index)
+
+
+def parse_tags(data: bytes, index: Location) -> dict[str, str]:
+    """Read the bytes of tags.json. Raises DamageError."""
     tags = manifest.parse_sealed(data, path_in(index, TAGS)).get("tags")
     if (
         not isinstance(tags, dict)

@@ -35,6 +35,7 @@ Its files:
     receipt        which files an export wrote
     copy           a dataset to another disk or store
     versions       commits after packing: log, diff, tags, and back to an older one
+    place          a directory or store whose dataset is changed, and how a commit happens there
     grow           new shards behind those that are there
     append         what is new in a source, by its keys
     update         what is new, changed and gone

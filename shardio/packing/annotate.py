@@ -28,9 +28,10 @@ from ..formats.overlay import (
 from ..formats.sample import Schema
 from ..names import key_text
 from ..storage import local
-from ..storage.location import local_path, locate
+from ..storage.options import Storage
 from ..units import check_bool, show_count
 from .given_values import Get, GivenValues, read_values
+from .place import Place, Workspace, data_root, find_place
 from .values_file import values_of, write_values
 from .versions import changing, commit, keys_text, version_lines
 
@@ -78,7 +79,7 @@ class _Work:
     """One dataset, and what is to be annotated of it."""
 
     split: str
-    folder: str
+    place: Place
     before: Manifest
     reader: Reader
     places: Places
@@ -93,11 +94,11 @@ def annotate(
     missing: str = "error",
     unknown: str = "error",
     dry_run: bool = False,
-    root: str | os.PathLike[str] | None = None,
+    storage: Storage | None = None,
 ) -> Annotated:
     """Add fields to a dataset, or to all its splits, or correct values of those that it has.
 
-    path     the directory of the dataset
+    path     the directory of the dataset, or its URL
     table    a .csv, .tsv, .jsonl or .parquet, a column of which has the keys; or an .npy, whose
              entry i is of record i in the order of `shardio ls`; in Python also an array, a dict
              of values or of dicts by key, or pairs of a key and a dict
@@ -108,7 +109,8 @@ def annotate(
              field that there is they keep what they have
     unknown  keys that no record has: "error", or "ignore": they are listed
     dry_run  say what would be annotated, and change nothing
-    root     where files of others are, when `shardio index --out` put their index elsewhere
+    storage  a shardio.Storage: how an object store is reached; its `root`: where files of others
+             are, when `shardio index --out` put their index elsewhere
 
     Images stay as they are: the values lie beside them, and a field that is annotated again keeps
     the values that are not given anew. A label may be given by the names of its classes. Raises
@@ -120,29 +122,28 @@ def annotate(
             raise OptionError(
                 f"{option} is {printable(repr(value))}; expected 'error' or {other!r}"
             )
-    folder, data = local_path(path), None if root is None else locate(root)
-    datasets = manifest.datasets(folder)
-    for root in datasets.values():
-        manifest.load(locate(root))  # explains what is there, if it is nothing
-    given, done = read_values(table, fields, key), Annotated(folder, dry_run=dry_run)
+    top, data = find_place(path, storage), data_root(storage)
+    shown, datasets = printable(top.url, 4096), top.datasets()
+    for place in datasets.values():
+        manifest.load(place.location)  # explains what is there, if it is nothing
+    given, done = read_values(table, fields, key), Annotated(top.url, dry_run=dry_run)
     with contextlib.ExitStack() as owners:
         work, seen = list[_Work](), set[bytes]()
         if given.keys is None and len(datasets) > 1:
             raise OptionError(
-                f"{given.shown}: it has no keys, and {printable(folder, 4096)} has splits "
+                f"{given.shown}: it has no keys, and {shown} has splits "
                 f"{', '.join(map(printable, datasets))}; give the path of one of them"
             )
-        for split, root in datasets.items():
-            index = locate(root)
-            before = manifest.load(index) if dry_run else owners.enter_context(changing(root))
+        for split, place in datasets.items():
+            index = place.location
+            before = manifest.load(index) if dry_run else owners.enter_context(changing(place))
             reader = Reader(index, before, root=data)
             places = _in_order(reader, given) if given.keys is None else _by_key(reader, given)
             if given.keys is not None:
                 seen |= {given.keys[row] for rows in places.values() for row in rows.values()}
-            work.append(_Work(split, root, before, reader, places))
+            work.append(_Work(split, place, before, reader, places))
             done.records += sum(map(len, places.values()))
         done.unknown = [key_text(one) for one in sorted({*(given.keys or ())} - seen)]
-        shown = printable(folder, 4096)
         if done.unknown and unknown == "error":
             raise OptionError(
                 f"{shown}: no record has {keys_text(done.unknown)}. Nothing was annotated. Correct "
@@ -154,7 +155,7 @@ def annotate(
         for one, after in [] if dry_run else _written(work, given):
             if after is not None:
                 count = {"annotated": sum(map(len, one.places.values()))}
-                new = commit(one.folder, one.before, after, "annotate", count, {})
+                new = commit(one.place, one.before, after, "annotate", count, {})
                 done.versions[one.split] = new.version_id
     return done
 
@@ -281,18 +282,35 @@ def _written(work: list[_Work], given: GivenValues) -> list[tuple[_Work, Manifes
 
     None: all was so before. Where one value cannot be written, no file stays.
     """
-    fresh = list[str]()
-    try:
-        return [(one, _with_values(one, given, fresh)) for one in work]
-    except BaseException:
-        for path in fresh:
-            local.remove(path)
-        raise
+    with contextlib.ExitStack() as spaces:
+        built = [_Built(spaces.enter_context(one.place.workspace())) for one in work]
+        try:
+            done = [
+                (one, _with_values(one, given, into)) for one, into in zip(work, built, strict=True)
+            ]
+        except BaseException:
+            for into in built:
+                for path in into.fresh:
+                    local.remove(path)
+            raise
+        for into in built:  # now that all values are known to be right
+            for info in into.infos:
+                into.space.take(info)
+    return done
 
 
-def _with_values(one: _Work, given: GivenValues, fresh: list[str]) -> Manifest | None:
-    """Write the files of values; return the manifest that names them. fresh: gets their paths."""
-    before, opening = one.before, one.before.opening(locate(one.folder))
+@dataclass
+class _Built:
+    """The files of values of one dataset that were written."""
+
+    space: Workspace
+    infos: list[ShardInfo] = field(default_factory=list)
+    fresh: list[str] = field(default_factory=list)  # paths of those that were not there
+
+
+def _with_values(one: _Work, given: GivenValues, into: _Built) -> Manifest | None:
+    """Write the files of values; return the manifest that names them."""
+    before, opening = one.before, one.before.opening(one.place.location)
     overlays = {beside.field: beside for beside in before.overlays}
     stored = dict(before.stored_schema.fields)
     for name, kind in _kinds(before, given).items():
@@ -300,7 +318,7 @@ def _with_values(one: _Work, given: GivenValues, fresh: list[str]) -> Manifest |
         old = overlays.get(name, Overlay(name, kind, name not in stored, {}))
         files = dict(old.files)
         for number in one.places:
-            files[number] = _write(one, given, old, opening, number, get, fresh)
+            files[number] = _write(one, given, old, opening, number, get, into)
         overlays[name] = replace(old, files=dict(sorted(files.items())))
     if tuple(overlays.values()) == before.overlays:
         return None
@@ -316,11 +334,11 @@ def _write(
     opening: Opening,
     number: int,
     get: Get,
-    fresh: list[str],
+    into: _Built,
 ) -> tuple[ShardInfo, ...]:
     """Write the new values of a field for one shard, and files before that are not much larger.
 
-    Returns the files that the shard has then. fresh: gets the path of one that was not there.
+    Returns the files that the shard has then.
     """
     rows = one.places[number]
     kept = list(old.files.get(number, ()))
@@ -332,10 +350,11 @@ def _write(
     records = int(one.before.shard_records[number])
     with values_of(opening, old.field, number, records, taken) as before:
         values = newest_of([*before, new])
-        place = one.folder, one.before.dataset_id
+        place = into.space.folder, one.before.dataset_id
         info = write_values(
-            *place, old, number, values, fresh, lambda row: _named(given, rows[row])
+            *place, old, number, values, into.fresh, lambda row: _named(given, rows[row])
         )
+    into.infos.append(info)
     return (*kept, info)
 
 

@@ -17,13 +17,14 @@ from ..errors import OptionError, printable
 from ..formats import manifest
 from ..formats.version import SourceNotes, load_sources
 from ..names import key_text
-from ..storage.location import locate
+from ..storage.options import Storage
 from ..units import check_bool, refuse_options, show_count, show_size
 from .grow import PLAIN, Call, Growth, Split, commit_grown, grow, grown_lines, note_new, some
 from .job import Job
 from .options import ADVICE, PathLike, SourceOptions
 from .packed import Packed
 from .parts import Announce, PartOptions
+from .place import find_place
 from .process_pool import Executor, Progress
 from .versions import version_lines
 
@@ -87,6 +88,8 @@ def append(
     on_error: str = "raise",
     restart: bool = False,
     dry_run: bool = False,
+    to: Storage | None = None,
+    work_dir: PathLike | None = None,
     progress: Progress | None = None,
     announce: Announce | None = None,
 ) -> Appended:
@@ -94,7 +97,7 @@ def append(
 
     source        as of `pack`: a folder, an archive, a listing. Where OUT has splits, its top
                   folders are splits, too
-    out           the directory of the dataset
+    out           the directory of the dataset, or its URL
     on_duplicate  of a key that the dataset has: "error": nothing is appended; "skip": the record
                   that is there stays; "replace": it is dropped, and the new one appended
     read          what of the source is packed, and under which names: shardio.SourceOptions
@@ -111,6 +114,10 @@ def append(
                   appended; "skip": they are left out, and OUT/rejected.jsonl lists them
     restart       drop an unfinished `append` of another source
     dry_run       say what would be appended, and change nothing
+    to            a shardio.Storage: how the store of OUT is reached; default: as the source, if
+                  that has the same scheme, or is no URL
+    work_dir      if OUT is a URL: the directory where shards are built before they are uploaded;
+                  default: one in ~/.cache/shardio. Give the same one to resume
     progress      called now and then with bytes done and bytes in all
     announce      called with lines to show before the work begins
 
@@ -130,7 +137,7 @@ def append(
     if plan and part is not None:
         raise OptionError("part: a plan is of all parts; give it to `shardio append` without plan")
     told = dry_run, progress, announce
-    call = Call(read, jobs, on_error, restart, *told, part=share, executor=executor, ahead=plan)
+    call = Call(read, jobs, on_error, restart, *told, share, executor, plan, to, work_dir)
     growth = grow(source, out, call)
     done = Appended(growth.folder, classes=growth.new_classes, dry_run=dry_run, planned=plan)
     _choose(growth, on_duplicate, done)
@@ -218,7 +225,7 @@ def _changes(one: Split, added: int) -> dict[str, int]:
 
 def _noted(one: Split, records: int) -> SourceNotes | None:
     """Note the files of the new records, where those of others are noted."""
-    notes = load_sources(locate(one.folder), one.base)
+    notes = load_sources(one.place.location, one.base)
     if notes is None or one.job is None or one.job.plan.options.source not in PLAIN:
         return None
     notes = notes.grown(records)
@@ -235,14 +242,15 @@ def commit_appended(out: str, built: Mapping[str, Job]) -> list[Packed]:
 
     Raises BusyError, where something else was appended meanwhile, and as `commit` does.
     """
-    classes = next(iter(built.values())).plan.classes
+    classes, top = next(iter(built.values())).plan.classes, find_place(out)
     work = []
-    for name, folder in manifest.datasets(out).items():
-        base, job = manifest.load(locate(folder)), built.get(name)
-        work.append(Split(name, folder, base, None, classes or base.classes, job=job))
+    for name, place in top.datasets().items():
+        base, job = manifest.load(place.location), built.get(name)
+        own = place, place.builds_in(None)
+        work.append(Split(name, *own, base, None, classes or base.classes, job=job))
         if job is not None and not job.result.already:
             work[-1].replaced = _replaced_by(work[-1], job)
-    done = commit_grown(out, work, "append", _changes, _noted)
+    done = commit_grown(top, work, "append", _changes, _noted)
     results = []
     for one in work:
         if one.job is not None:

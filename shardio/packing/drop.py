@@ -25,10 +25,12 @@ from ..formats.version import Numbers
 from ..names import key_bytes, key_text
 from ..order.subset import All, conditions, mark_where
 from ..storage import local
-from ..storage.location import local_path, locate
+from ..storage.local import LocalDirectory
+from ..storage.options import Storage
 from ..units import check_bool, show_count, show_size
 from .erase import Erasing, choose, erased_numbers
 from .pack import resumable
+from .place import Place, data_root, find_place
 from .process_pool import Progress, Report
 from .versions import changing, commit, keys_text, version_lines, with_excluded
 
@@ -83,12 +85,12 @@ def drop(
     missing: str = "error",
     erase: bool = False,
     dry_run: bool = False,
-    root: str | os.PathLike[str] | None = None,
+    storage: Storage | None = None,
     progress: Progress | None = None,
 ) -> Dropped:
     """Drop records from a dataset, or from all its splits: they are hidden from every reader.
 
-    path     the directory of the dataset
+    path     the directory of the dataset, or its URL
     keys     of the records; several records may have one key
     where    conditions on the index, as ShardDataset has them, or like "label=cat"
     missing  "error": a key that no record has, in any split, is refused, and nothing is dropped;
@@ -97,7 +99,8 @@ def drop(
              were dropped before included; no key of them is kept. Older versions that show them
              cannot be read any more, and `gc` removes the old files
     dry_run  say what would be dropped, and change nothing
-    root     where files of others are, when `shardio index --out` put their index elsewhere
+    storage  a shardio.Storage: how an object store is reached; its `root`: where files of others
+             are, when `shardio index --out` put their index elsewhere
     progress called now and then, while files are written anew, with bytes done and bytes in all
 
     Without `erase` their bytes stay in the shards, and older versions have them. Raises
@@ -108,15 +111,15 @@ def drop(
         raise OptionError("drop: give keys or where, one of them")
     if missing not in ("error", "ignore"):
         raise OptionError(f"missing is {printable(repr(missing))}; expected 'error' or 'ignore'")
-    folder, data = local_path(path), None if root is None else locate(root)
+    top, data = find_place(path, storage), data_root(storage)
     wanted = None if keys is None else check_keys("keys", keys)
     chosen = where if isinstance(where, Mapping) or where is None else conditions(where)
-    done = Dropped(folder, dry_run=dry_run)
+    done = Dropped(top.url, dry_run=dry_run)
     with resumable(), contextlib.ExitStack() as owners:
         work, seen, erased = list[_Work](), set[bytes](), 0
-        for split, root in manifest.datasets(folder).items():
-            index = locate(root)
-            before = manifest.load(index) if dry_run else owners.enter_context(changing(root))
+        for split, place in top.datasets().items():
+            index = place.location
+            before = manifest.load(index) if dry_run else owners.enter_context(changing(place))
             reader = Reader(index, before, root=data)
             old, gone = reader.dropped, erased_numbers(reader)
             # What is dropped is looked at again where its bytes are still to go.
@@ -128,14 +131,14 @@ def drop(
                 numbers = np.array([reader.starts[at] + one for at, one, _ in found], np.int64)
                 seen |= {key for *_, key in found}
             fresh = np.setdiff1d(numbers, old)
-            erasing = choose(root, reader, numbers) if erase else None
+            erasing = choose(place, reader, numbers) if erase else None
             done.already += len(numbers) - len(fresh)
             done.records += len(fresh)
             done.remaining += reader.records - len(fresh)
             done.erased += erasing.records if erasing else 0
             done.shards += len(erasing.numbers) if erasing else 0
             erased += len(gone)
-            work.append(_Work(split, root, before, np.union1d(old, fresh), len(fresh), erasing))
+            work.append(_Work(split, place, before, np.union1d(old, fresh), len(fresh), erasing))
         _check(done, wanted, seen, missing, where, erased)
         if not dry_run:
             _commit(done, work, progress)
@@ -146,7 +149,7 @@ class _Work(NamedTuple):
     """What is to be done to one dataset."""
 
     split: str
-    root: str
+    place: Place
     before: manifest.Manifest
     excluded: Numbers  # of all records that will be dropped
     fresh: int  # how many of them were not
@@ -157,7 +160,8 @@ def _commit(done: Dropped, work: Sequence[_Work], progress: Progress | None) -> 
     """Write what is to be written, of all splits, then commit each. Raises StorageError."""
     erasing = [one.erasing for one in work if one.erasing and one.erasing.records]
     total = sum(one.bytes for one in erasing)
-    if erasing and total > (free := local.free_bytes(done.out)):
+    in_directory = all(isinstance(one.place.location, LocalDirectory) for one in erasing)
+    if erasing and in_directory and total > (free := local.free_bytes(done.out)):
         raise StorageError(
             f"{printable(done.out, 4096)}: erasing writes {show_count(done.shards, 'shard')} anew, "
             f"which takes up to {show_size(total)}, and {show_size(free)} are free there. Nothing "
@@ -173,7 +177,7 @@ def _commit(done: Dropped, work: Sequence[_Work], progress: Progress | None) -> 
         changes = {"dropped": one.fresh, "erased": one.erasing.records if one.erasing else 0}
         if any(changes.values()):
             after, files = with_excluded(new, one.excluded)
-            new_version = commit(one.root, one.before, after, "drop", changes, files)
+            new_version = commit(one.place, one.before, after, "drop", changes, files)
             done.versions[one.split] = new_version.version_id
 
 

@@ -25,6 +25,7 @@ from ..formats.overlay import files_of_shard, open_values, rows_and_values, rows
 from ..formats.record import ERASED, FRAME, RecordShard, erased_in
 from ..formats.version import NONE, Numbers, history
 from ..storage import local
+from .place import Place, Workspace
 from .process_pool import Report
 from .shard_writer import ShardWriter
 from .values_file import write_values
@@ -36,7 +37,7 @@ _ZERO: Mapping[str, Any] = {"b": False, "f": 0.0}  # what takes the place of a v
 class Erasing:
     """Records of one dataset that are to be erased: their numbers in each shard."""
 
-    folder: str
+    place: Place
     reader: Reader
     numbers: Mapping[int, Numbers] = field(default_factory=dict)
 
@@ -57,24 +58,26 @@ class Erasing:
         sizes, digests = dataset.shard_sizes.copy(), dataset.shard_sha256.copy()
         indexes, blobs = dataset.shard_index.copy(), dataset.blob_bytes
         erased = dict(dataset.erased)
-        for number, records in self.numbers.items():
-            info = dataset.shard(number)
-            new, gone = self._write(info, records, token)
-            report.add(info.size)
-            report.show()
-            sizes[number], indexes[number] = new.size, new.index_checksum
-            digests[number] = np.frombuffer(new.sha256, np.uint8)
-            erased[info.name] = Successor(new.size, new.sha256, new.index_checksum, gone)
-            blobs -= gone
-        for beside, opening, info in self._values():
-            gone = self._gone_of(opening, info)
-            if gone == info.records:
-                erased[info.name] = Successor(0, bytes(32), 0, gone)
-            elif gone:
-                new = self._write_values(beside, opening, info)
+        with self.place.workspace() as space:
+            for number, records in self.numbers.items():
+                info = dataset.shard(number)
+                new, gone = self._write(space.folder, info, records, token)
+                space.take(new)
+                report.add(info.size)
+                report.show()
+                sizes[number], indexes[number] = new.size, new.index_checksum
+                digests[number] = np.frombuffer(new.sha256, np.uint8)
                 erased[info.name] = Successor(new.size, new.sha256, new.index_checksum, gone)
-            report.add(info.size)
-            report.show()
+                blobs -= gone
+            for beside, opening, info in self._values():
+                gone = self._gone_of(opening, info)
+                if gone == info.records:
+                    erased[info.name] = Successor(0, bytes(32), 0, gone)
+                elif gone:
+                    new = self._write_values(space, beside, opening, info)
+                    erased[info.name] = Successor(new.size, new.sha256, new.index_checksum, gone)
+                report.add(info.size)
+                report.show()
         after = replace(
             dataset,
             shard_sizes=sizes,
@@ -105,17 +108,25 @@ class Erasing:
         """Return the records that a file has values of. Raises DamageError."""
         return rows_of(file, int(self.reader.manifest.shard_records[file.number]))
 
-    def _write_values(self, beside: Overlay, opening: Opening, info: ShardInfo) -> ShardInfo:
+    def _write_values(
+        self, space: Workspace, beside: Overlay, opening: Opening, info: ShardInfo
+    ) -> ShardInfo:
         """Write a file of values without those of the records. Raises DamageError, StorageError."""
         gone = {*self.numbers[info.number].tolist()}
         with contextlib.closing(open_values(opening, info, PACKED["record"].open)) as file:
             pairs = rows_and_values(file, int(self.reader.manifest.shard_records[file.number]))
             kept = ((row, value) for row, value in pairs if row not in gone)
-            return write_values(self.folder, opening.dataset_id, beside, info.number, kept, [])
+            id_ = opening.dataset_id
+            new = write_values(space.folder, id_, beside, info.number, kept, [])
+        space.take(new)
+        return new
 
-    def _write(self, info: ShardInfo, records: Numbers, token: str) -> tuple[ShardInfo, int]:
-        """Write one shard anew; return what the manifest will say, and the bytes of blobs erased.
+    def _write(
+        self, folder: str, info: ShardInfo, records: Numbers, token: str
+    ) -> tuple[ShardInfo, int]:
+        """Write one shard anew into a folder.
 
+        Returns what the manifest will say, and the bytes of blobs that were erased.
         Raises DamageError, StorageError.
         """
         dataset = self.reader.manifest
@@ -125,7 +136,7 @@ class Erasing:
             gone, blobs = {*records.tolist()}, 0
             schema, id_ = dataset.stored_schema, dataset.dataset_id
             writer = ShardWriter(
-                self.folder, token, schema, id_, info.number, dataset.format, version=ERASED
+                folder, token, schema, id_, info.number, dataset.format, version=ERASED
             )
             try:
                 for record, stored in enumerate(shard.stored(0, shard.records)):
@@ -158,17 +169,18 @@ def _columns(shard: Shard, gone: Numbers) -> Iterator[tuple[str, list[Any]]]:
         yield name, values
 
 
-def choose(folder: str, reader: Reader, numbers: Numbers) -> Erasing:
+def choose(place: Place, reader: Reader, numbers: Numbers) -> Erasing:
     """Return what is to be done to erase these records; those that are erased are passed over.
 
     numbers: in the dataset, ascending. Raises OptionError where the format cannot do it.
     """
     dataset, chosen = reader.manifest, dict[int, Numbers]()
+    shown = printable(place.url, 4096)
     if dataset.format not in PACKED:
         raise OptionError(
-            f"{printable(folder, 4096)}: its records lie in files of others ({dataset.format}), "
+            f"{shown}: its records lie in files of others ({dataset.format}), "
             "which shardio never changes. Nothing was erased. Pack them into shards (`shardio pack "
-            f"{printable(folder, 4096)} OUT`), erase there, and remove these files"
+            f"{shown} OUT`), erase there, and remove these files"
         )
     bounds = np.searchsorted(numbers, reader.starts)
     for number in np.flatnonzero(np.diff(bounds)).tolist():
@@ -176,7 +188,7 @@ def choose(folder: str, reader: Reader, numbers: Numbers) -> Erasing:
         fresh: Column = np.setdiff1d(own, erased_in(reader.shard(number)))
         if len(fresh):
             chosen[number] = fresh
-    return Erasing(folder, reader, chosen)
+    return Erasing(place, reader, chosen)
 
 
 def erased_numbers(reader: Reader) -> Numbers:

@@ -4,7 +4,8 @@ left.
 Deleted is only what shardio provably wrote: by its name and by its first bytes. Readers of a
 replaced dataset go on for `keep_s` seconds; unfinished packings stay, to be resumed. All versions
 of the dataset stay, unless only the newest are to. While files are removed the directory is locked,
-as by a packer, or by `index`.
+as by a packer, or by `index`. A store has no locks, and no unfinished packings that could be seen:
+what a change has written and not committed yet is younger than `keep_s`.
 """
 
 from __future__ import annotations
@@ -22,13 +23,18 @@ from ..formats import manifest
 from ..formats.erased import after_erasing
 from ..formats.version import history, kept_name, load_tags
 from ..storage import local
-from ..storage.location import local_path, locate
+from ..storage.listing import ObjectEntry
+from ..storage.local import LocalDirectory
+from ..storage.location import Target, locate
 from ..storage.lock import JOURNAL
+from ..storage.options import Storage
+from ..storage.remote import RemoteLocation
 from ..units import check_bool, check_int, show_count, show_size
 from . import journal, output_dir
 from .index import is_sidecar
+from .place import find_place
 from .sources.archives.inflate import is_unpacked
-from .versions import files_of, is_kept, is_overlay
+from .versions import files_of, is_kept, is_ours, is_overlay
 from .versions import is_sidecar as is_version_file
 
 KEEP_S = 24 * 3600.0
@@ -64,20 +70,29 @@ def gc(
     keep_s: float = KEEP_S,
     keep_versions: int | None = None,
     dry_run: bool = False,
+    storage: Storage | None = None,
 ) -> Cleaned:
-    """Clean a packed directory, or all splits in it.
+    """Clean a packed directory, or a folder of an object store, or all splits in it.
 
     keep_s         seconds: a file goes only when it, and the manifest that does not name it, are
                    older; default: a day
     keep_versions  keep only so many of the newest versions, and those that have a tag; default: all
     dry_run        say what would be removed, and remove nothing
+    storage        a shardio.Storage: how an object store is reached
 
-    Raises NotPackedError where nothing is packed, BusyError while a packer works.
+    In a store, files of a change that is under way are told by their age alone: leave `keep_s` more
+    than the longest one takes. Raises NotPackedError where nothing is packed, BusyError while a
+    packer works.
     """
     check_bool(dry_run=dry_run)
     if keep_versions is not None:
         keep_versions = check_int("keep_versions", keep_versions)
-    done, top = Cleaned(dry_run=dry_run), local_path(path)
+    done, place = Cleaned(dry_run=dry_run), find_place(path, storage)
+    if isinstance(place.location, RemoteLocation):
+        for one in place.datasets().values():
+            _clean_store(one.location, keep_s, keep_versions, done)
+        return done
+    top = place.url
     folders = list(manifest.datasets(top).values())
     for folder in folders:
         manifest.load(locate(folder))  # without one, nothing says what may go
@@ -97,12 +112,48 @@ def gc(
     return done
 
 
-def _kept_versions(folder: str, newest: int | None) -> list[manifest.Manifest]:
+def _clean_store(index: Target, keep_s: float, keep_versions: int | None, done: Cleaned) -> None:
+    """Remove what nobody needs of a dataset in a store. Raises BusyError, StorageError."""
+    assert isinstance(index, RemoteLocation)
+    there = list[ObjectEntry]()
+    for entry in index.walk(there.clear):
+        there.append(entry)
+    # Listed first: what was committed since is named now.
+    versions, named = _named(index, keep_versions)
+    replaced = max((one.mtime_ns for one in there if one.path == manifest.MANIFEST), default=0)
+    going = list[ObjectEntry]()
+    for one in sorted(there):
+        if "/" in one.path or one.path in named or not is_ours(index, one.path):
+            continue
+        age_s = time.time() - max(one.mtime_ns, replaced) / 1e9  # by two clocks
+        if keep_s and age_s < keep_s:
+            done.kept.append(f"{index.url}/{one.path}")
+        else:
+            going.append(one)
+    if going and manifest.load(index).version_id != versions[0].version_id:
+        raise BusyError(
+            f"{printable(index.url, 4096)}: something else changed this dataset meanwhile. Nothing "
+            "was removed: run it again"
+        )
+    for one in going:
+        if not done.dry_run:
+            index.remove(one.path)
+        done.removed.append(f"{index.url}/{one.path}")
+        done.bytes += one.size
+
+
+def _named(index: Target, keep_versions: int | None) -> tuple[list[manifest.Manifest], set[str]]:
+    """Return the versions that stay, and the names of the files that they need."""
+    kept = _kept_versions(index, keep_versions)
+    named = {name for one in kept for name in files_of(one)}
+    return kept, named | {kept_name(one.version_id) for one in kept[1:]}
+
+
+def _kept_versions(index: Target, newest: int | None) -> list[manifest.Manifest]:
     """Return the versions of a dataset that are to stay, the newest first, as their files are.
 
     Files that records were erased from are not among these, whichever version named them.
     """
-    index = locate(folder)
     tagged, current = {*load_tags(index).values()}, manifest.load(index)
     versions = enumerate(history(index, current))
     return [
@@ -156,9 +207,7 @@ def _unnamed(
 
     data: the bytes of the journal; None: there was none before us.
     """
-    kept = _kept_versions(folder, keep_versions)
-    named = {name for one in kept for name in files_of(one)}
-    named |= {kept_name(one.version_id) for one in kept[1:]}
+    named = _named(LocalDirectory(folder), keep_versions)[1]
     # A packing that was interrupted can be resumed. A Writer that died cannot, and one that was
     # committed, and killed before it had cleaned up, need not; nor one without a shard.
     resumable = (
@@ -179,7 +228,7 @@ def _unnamed(
             needed = owner is None or new
         elif name == JOURNAL:
             needed = resumable or data is None
-        elif any(ours(folder, name) for ours in (is_sidecar, is_version_file, is_overlay, is_kept)):
+        elif any(one(folder, name) for one in (is_sidecar, is_version_file, is_overlay, is_kept)):
             needed = name in named
         else:
             ours = journal.is_ours(folder, name) or journal.is_rejected_part(folder, name)

@@ -1,17 +1,17 @@
 """A packed dataset that grows: new shards behind those that are there, and one commit.
 
 How it works. The source is listed as `pack` lists it. What is new is packed by the options of the
-dataset into `.shardio-append`, a directory within it: a packing as any other, which an interruption
-leaves to be resumed. Its shards have the dataset's id, and the numbers that follow. Then the
-dataset is owned for a moment, the shards are moved beside the others, and the commit names them.
-Shards that are there are read for their keys only, and never written. `append` and `update` say
-which records of the source are new, and which of the dataset go.
+dataset into `.shardio-append`, a directory within it, or for a store into one of this machine, from
+which shards are uploaded as they are finished: a packing as any other, which an interruption leaves
+to be resumed. Its shards have the dataset's id, and the numbers that follow. Then the dataset is
+owned for a moment, the shards are moved beside the others, and the commit names them. Shards that
+are there are read for their keys only, and never written. `append` and `update` say which records
+of the source are new, and which of the dataset go.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,10 +26,10 @@ from ..formats.version import NONE, Numbers, SourceNotes, load_excluded
 from ..images.decode import ppm_header
 from ..names import key_text
 from ..order.subset import describe_conditions
-from ..storage import local, lock
-from ..storage.local import LocalDirectory
-from ..storage.location import local_path, locate
-from ..units import show_count
+from ..storage import lock
+from ..storage.location import local_path, locate_target
+from ..storage.options import Storage
+from ..units import check_group, show_count
 from . import journal, output_dir, reencode, sources
 from .earlier_plan import earlier_plans, refuse_others
 from .job import Job, Run, unpackable
@@ -46,6 +46,7 @@ from .pack import (
     without_leftovers,
 )
 from .parts import Announce, PartOptions
+from .place import Place, place_at
 from .plan import Plan, make_plan, prepare
 from .process_pool import Executor, Progress, Report, check_executor, processes
 from .sources.archives.inflate import remove_unpacked
@@ -61,7 +62,8 @@ class Split:
     """One dataset, and what becomes of it."""
 
     name: str  # "": there are no splits
-    folder: str
+    place: Place
+    work: str  # the directory where its shards are built
     base: Manifest
     listing: Listing | None  # of the source, then of what is new; None: it is not listed
     classes: tuple[str, ...] | None  # the dataset's, and behind them those that are new
@@ -73,9 +75,9 @@ class Split:
     finished: dict[bytes, tuple[int, int]] = field(default_factory=dict)
 
     @property
-    def work(self) -> str:
-        """Return the directory where its shards are built."""
-        return os.path.join(self.folder, WORK)
+    def folder(self) -> str:
+        """Return the path or URL of the dataset, for messages."""
+        return self.place.url
 
     @property
     def fits(self) -> bool:
@@ -95,7 +97,7 @@ class Split:
 
     def alike(self, keys: Iterable[bytes]) -> dict[bytes, list[int]]:
         """Return those keys that its dataset has, and the numbers of their records."""
-        reader = Reader(locate(self.folder), self.base)
+        reader = Reader(self.place.location, self.base)
         found: dict[bytes, list[int]] = {}
         for at, record, key in reader.with_keys(set(keys)):
             found.setdefault(key, []).append(int(reader.starts[at]) + record)
@@ -116,6 +118,8 @@ class Call:
     part: PartOptions = field(default_factory=PartOptions)
     executor: Executor | None = None
     ahead: bool = False  # only the plan is made, for all parts
+    to: Storage | None = None
+    work_dir: PathLike | None = None
 
 
 Changes = Callable[[Split, int], Mapping[str, int]]  # of a split with so many new records
@@ -126,11 +130,12 @@ Notes = Callable[[Split, int], SourceNotes | None]  # of the files of all its re
 class Growth:
     """A dataset, or its splits, and what a source has for each."""
 
-    folder: str
+    place: Place
     request: SourceRequest
     run: Run
     call: Call
     work: list[Split]
+    unpacked: str  # the directory where archives are unpacked that are compressed
 
     @property
     def new_classes(self) -> list[str]:
@@ -175,7 +180,8 @@ class Growth:
         if self.call.ahead:
             planned = prepare(planned, one.listing.source, self.request)
         lock.refuse_if_busy(one.work, part=not self.run.is_whole)
-        return Job(planned, LocalDirectory(one.work), one.work, self.run, self.request)
+        there = one.place.packing(one.work, self.request.location)
+        return Job(planned, there, one.work, self.run, self.request)
 
     def build(self, owners: contextlib.ExitStack) -> list[Job]:
         """Build the shards of what is new, each in a directory within its dataset.
@@ -190,6 +196,11 @@ class Growth:
         build_all(self.request, jobs, owners, report)
         return jobs
 
+    @property
+    def folder(self) -> str:
+        """Return the path or URL of the dataset, for messages."""
+        return self.place.url
+
     def build_and_commit(
         self, command: str, changes: Changes, notes: Notes = lambda one, records: None
     ) -> Grown:
@@ -199,11 +210,13 @@ class Growth:
         """
         if self.run.skip:
             for one in self.work:
-                journal.refuse_rejected(LocalDirectory(one.folder), False)
-        with resumable(), contextlib.ExitStack() as owners:
+                journal.refuse_rejected(one.place.location, False)
+        with resumable(self.place.location.remote), contextlib.ExitStack() as owners:
             self.build(owners)
-            done = commit_grown(self.folder, self.work, command, changes, notes)
-            remove_unpacked(self.folder)
+            done = commit_grown(self.place, self.work, command, changes, notes)
+            remove_unpacked(self.unpacked)
+            if self.call.work_dir is not None:
+                output_dir.remove_working_directory(local_path(self.call.work_dir), [""])
         return done
 
 
@@ -227,22 +240,35 @@ def grow(source: PathLike, out: PathLike, call: Call) -> Growth:
     if call.on_error not in ("raise", "skip"):
         raise OptionError(f"on_error is {call.on_error!r}; expected 'raise' or 'skip'")
     check_executor(call.executor)
+    here = SourceOptions() if call.read is None else call.read
+    top = place_at(
+        locate_target(out, call.to, source, check_group("storage", here.storage, Storage))
+    )
+    remote, folder = top.location.remote, top.url
+    if remote and (call.part.part is not None or call.ahead or call.executor is not None):
+        raise OptionError(
+            f"{printable(folder, 4096)}: parts, plans and executors append in a directory; leave "
+            "them out, or append to a copy, and `shardio copy` it"
+        )
     chosen = call.part.begun(call.announce, wait=not call.dry_run)
-    folder = local_path(out)
-    bases = {name: manifest.load(locate(at)) for name, at in manifest.datasets(folder).items()}
+    places = top.datasets()
+    bases = {name: manifest.load(at.location) for name, at in places.items()}
     packing = _as_packed(next(iter(bases.values())), call.read, call.restart)
-    plan = replace(packing.plan, part=chosen.part)
-    skip = call.on_error == "skip"
-    run = Run(processes(call.jobs), False, plan, skip, executor=call.executor)
+    plan, skip = replace(packing.plan, part=chosen.part), call.on_error == "skip"
+    # That the dataset is there is no reason to leave, where shards go into a store.
+    run = Run(processes(call.jobs), remote, plan, skip, executor=call.executor)
     splits = None if "" in bases else True
-    unpacked = None if call.dry_run else folder
+    given = None if call.work_dir is None else local_path(call.work_dir)
+    work_dir = top.builds_in(given)
+    unpacked = None if call.dry_run else (work_dir if top.location.remote else folder)
     told = call.progress, unpacked, call.announce
     request = make_request(source, packing.read, splits, run.jobs, *told)
-    work = [
-        Split(name, manifest.split_folder(folder, name), base, None, base.classes)
-        for name, base in bases.items()
-    ]
-    growth = Growth(folder, request, run, call, work)
+    work = []
+    for name, base in bases.items():
+        own = None if given is None else manifest.split_folder(given, name)
+        place = places[name]
+        work.append(Split(name, place, place.builds_in(own), base, None, base.classes))
+    growth = Growth(top, request, run, call, work, work_dir if remote else folder)
     if not call.dry_run:
         for one in work:
             _remove_others(one, run.is_whole)
@@ -256,11 +282,13 @@ def _take_plans(growth: Growth, packing: PackCall) -> bool:
     """Take the plans that `append` made ahead for all parts, if it did. Raises OptionError."""
     if growth.call.restart or growth.call.ahead:
         return False
+    if growth.place.location.remote:
+        return False
     found = earlier_plans(growth.folder, WORK)
     there = {one.name: one for one in growth.work}
     if not found or not all(name in there and there[name].takes(found[name]) for name in found):
         return False
-    output_dir.check_place(LocalDirectory(growth.folder), growth.request.location)
+    output_dir.check_place(growth.place.location, growth.request.location)
     for name, planned in found.items():
         refuse_others(there[name].work, planned, growth.request, packing, None)
         there[name].job = planned_job(planned, there[name].work, growth.run, growth.request)
@@ -274,7 +302,7 @@ def _take_plans(growth: Growth, packing: PackCall) -> bool:
 def _list(growth: Growth, packing: PackCall) -> None:
     """List the source for all splits. Raises OptionError, SourceError."""
     folder, call = growth.folder, growth.call
-    request = with_kind(growth.request, LocalDirectory(folder), None, call.executor)
+    request = with_kind(growth.request, growth.place.location, None, call.executor)
     if call.ahead:
         sources.check_pieces(request)
     growth.request = request
@@ -376,7 +404,7 @@ def _remove_others(one: Split, whole: bool) -> None:
     whole: no part is meant, which may not disturb others.
     """
     if whole:
-        _clean_up(one.folder)
+        one.place.prepare()
     with contextlib.suppress(FileNotFoundError, DamageError, NotPackedError):
         if not one.fits:
             with output_dir.own_unfinished(one.work) as owner:
@@ -391,15 +419,8 @@ def _remove_others(one: Split, whole: bool) -> None:
         output_dir.remove_working_directory(one.work, [""])
 
 
-def _clean_up(folder: str) -> None:
-    """Remove what a change of a dataset left that was killed."""
-    if os.path.lexists(os.path.join(folder, lock.JOURNAL)):
-        with changing(folder):
-            pass
-
-
 def commit_grown(
-    folder: str, work: Sequence[Split], command: str, changes: Changes, notes: Notes
+    place: Place, work: Sequence[Split], command: str, changes: Changes, notes: Notes
 ) -> Grown:
     """Commit the shards that were built for splits, and what else becomes of their records.
 
@@ -410,16 +431,16 @@ def commit_grown(
         one.settle()
         changed = one.job is not None and not one.job.result.already
         if changed or one.classes != one.base.classes or len(one.gone) or one.must_commit:
-            with changing(one.folder) as newest:
+            with changing(one.place) as newest:
                 _add_shards(one, newest, done, command, changes, notes)
         else:
-            _clean_up(one.folder)
+            one.place.prepare()
     for one in work:
         if one.job is not None and one.job.owner is not None:
             one.job.owner.clean()
             output_dir.remove_working_directory(one.work, [""])
     if work[0].name:
-        output_dir.commit_splits(LocalDirectory(folder), [one.name for one in work])
+        output_dir.commit_splits(place.location, [one.name for one in work])
     return done
 
 
@@ -443,19 +464,16 @@ def _add_shards(
         )
     built = [] if one.job is None else [shard for shard in one.job.built if shard.info is not None]
     infos = [shard.info for shard in built if shard.info is not None]
-    output_dir.refuse_unseen(LocalDirectory(one.work), [info.name for info in infos])
-    for info in infos:
-        local.share(os.path.join(one.work, info.name), one.folder)
-    local.sync_directory(one.folder)
+    one.place.add(one.work, [info.name for info in infos])
     after = manifest.extended(newest, infos, sum(shard.blob_bytes for shard in built), one.classes)
-    dropped = load_excluded(locate(one.folder), newest)
+    dropped = load_excluded(one.place.location, newest)
     after, files = with_excluded(after, np.union1d(dropped, one.gone))
     if (known := notes(one, after.stored_records)) is not None:
         side, data = known.dump(after.dataset_id)
         after, files = replace(after, sources=side), {**files, side.name: data}
     added = sum(info.records for info in infos)
     _list_left_out(one)
-    new = commit(one.folder, newest, after, command, changes(one, added), files)
+    new = commit(one.place, newest, after, command, changes(one, added), files)
     done.versions[one.name] = new.version_id
     done.added += added
     done.shards += len(infos)
@@ -466,7 +484,7 @@ def _add_shards(
 
 def _list_left_out(one: Split) -> None:
     """Write the list of what a split leaves out, without what it is about to have."""
-    place, problems = LocalDirectory(one.folder), one.job.problems if one.job is not None else []
+    place, problems = one.place.location, one.job.problems if one.job is not None else []
     before = journal.own_rejected(place) or []
     if not before and not problems:
         return

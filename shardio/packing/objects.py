@@ -10,6 +10,8 @@ from typing import TypeVar
 from ..errors import StorageError
 from ..storage import ranges
 from ..storage.client import Reply, Request, RequestError
+from ..storage.local import LocalDirectory
+from ..storage.location import Target
 
 LOOKS = 32  # objects that are looked at, at once
 
@@ -42,3 +44,11 @@ def each(
         done, _ = concurrent.futures.wait(running, return_when="FIRST_COMPLETED")
         for future in done:
             yield running.pop(future), future
+
+
+def missing_in(place: Target, names: Iterable[str]) -> list[str]:
+    """Return those of some files that are not in a place, in order. Raises StorageError."""
+    if isinstance(place, LocalDirectory):
+        return [name for name in names if not place.exists(name)]
+    looks = ((name, Request(place.store, name, what="head")) for name in names)
+    return sorted(name for name, look in each(looks, LOOKS) if looked(look) is None)

@@ -40,15 +40,16 @@ _SOME = 5  # images, from which on they are a dataset's: one may be the picture 
 _LOOKED = 10_000  # files and folders of an output directory that are looked at: 10 ms
 
 
-def working_directory(place: RemoteLocation, given: str | None) -> str:
+def working_directory(place: RemoteLocation, given: str | None, work: str = "pack") -> str:
     """Return the directory of this machine where a packing into an object store works.
 
-    given: by the user; default: one in the user's cache, of a name that the URL gives.
+    given: by the user; default: one in the user's cache, of a name that the URL gives. work: what
+    is done there; one kind does not meet another.
     """
     if given is not None:
         return given
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
-    name = f"pack-{hashlib.sha256(place.url.encode(errors='surrogatepass')).hexdigest()[:16]}"
+    name = f"{work}-{hashlib.sha256(place.url.encode(errors='surrogatepass')).hexdigest()[:16]}"
     return os.path.join(os.path.expanduser(caches), "shardio", name)
 
 

@@ -7,6 +7,7 @@ by the key. Other files are searched for the bytes of the keys: drafts, journals
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,28 +33,37 @@ from ..formats.index import key_hash
 from ..formats.manifest import MANIFEST, SPLITS, SUFFIXES, Manifest
 from ..formats.overlay import has_overlay_name, rows_of
 from ..formats.record import RecordShard, erased_in
-from ..formats.version import TAGS, history, kept_id, load_excluded
+from ..formats.version import TAGS, history, kept_id, load_excluded, sidecar_magic
 from ..names import key_text
 from ..storage import lock
 from ..storage.base import File
-from ..storage.local import open_file
-from ..storage.location import local_path, locate
+from ..storage.listing import ObjectEntry
+from ..storage.local import LocalDirectory, open_file
+from ..storage.location import Target
 from ..storage.lock import JOURNAL
+from ..storage.options import Storage
 from ..units import show_count, show_size
 from .drop import check_keys
-from .journal import REJECTED, is_rejected_part, load_rejected
-from .versions import files_of, is_sidecar
+from .journal import REJECTED, load_rejected, part_list
+from .place import find_place
+from .versions import files_of
 
 LEAST = 4  # bytes of a key that is searched for in other files than shards
 _CHUNK = 1 << 20  # bytes of a file that are searched at a time
 _WIDE = 8  # bytes of a key's end by which it is found; of a shorter one, LEAST
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _MAX_SEALED = manifest.MAX_MANIFEST
-_ALWAYS = (
-    "not seen: caches, copies and backups elsewhere",
-    "not seen: files that a running process holds open, and blocks of the device that are free",
-    "not seen: the same image under another key",
-)
+_ELSEWHERE = "not seen: caches, copies and backups elsewhere"
+_OF_PLACE = {  # by whether it is a store
+    False: (
+        "not seen: files that a running process holds open, and blocks of the device that are free"
+    ),
+    True: (
+        "not seen: older versions of objects, where the bucket keeps them (S3's versioning, soft "
+        "deletion), and uploads in parts that were never finished"
+    ),
+}
+_SAME_IMAGE = "not seen: the same image under another key"
 
 
 class Left(NamedTuple):
@@ -86,23 +96,28 @@ class Sought:
         )
 
 
-def seek(path: str | os.PathLike[str], keys: Iterable[str | bytes]) -> tuple[Sought, list[Left]]:
+def seek(
+    path: str | os.PathLike[str], keys: Iterable[str | bytes], storage: Storage | None = None
+) -> tuple[Sought, list[Left]]:
     """Look into each file of a directory for records with these keys, and the keys themselves.
 
-    Raises OptionError, NotPackedError, DamageError, StorageError.
+    Of a URL: into each object below it. Raises OptionError, NotPackedError, DamageError,
+    StorageError.
     """
-    top, wanted = local_path(path), check_keys("dropped", keys)
+    place, wanted = find_place(path, storage), check_keys("dropped", keys)
+    top = place.location
     if not wanted:
         raise OptionError("dropped: no key is in it")
-    found, left = Sought(len(wanted), unseen=[*_ALWAYS]), list[Left]()
+    unseen = [_ELSEWHERE, _OF_PLACE[top.remote], _SAME_IMAGE]
+    found, left = Sought(len(wanted), unseen=unseen), list[Left]()
     datasets = {
-        os.path.abspath(folder): _Dataset(folder) for folder in manifest.datasets(top).values()
+        _identity(one.location): _Dataset(one.location) for one in place.datasets().values()
     }
     for one in datasets.values():
         if one.newest.names is not None:
             found.unseen.append(
                 f"not seen: what files of {one.newest.format} hold compressed or in other words; "
-                f"nothing is erased from such files ({printable(one.folder, 4096)})"
+                f"nothing is erased from such files ({printable(one.index.url, 4096)})"
             )
     if short := sum(len(key) < LEAST for key in wanted):
         found.unseen.append(
@@ -110,12 +125,9 @@ def seek(path: str | os.PathLike[str], keys: Iterable[str | bytes]) -> tuple[Sou
             "than shards"
         )
     search = _Search(wanted)
-    for folder, name in _files_in(top):
-        shown = os.path.join(folder, name)
+    for index, name in _files_in(top):
         try:
-            if name == JOURNAL:  # opening it would end a lock that this process has on it
-                lock.read(folder, 0, 1)
-            file = open_file(shown, shown)
+            file = _open_file(index, name)
         except FileNotFoundError:
             continue
         except (StorageError, BusyError) as error:
@@ -124,29 +136,49 @@ def seek(path: str | os.PathLike[str], keys: Iterable[str | bytes]) -> tuple[Sou
         with contextlib.closing(file):
             found.files += 1
             found.bytes += file.size
-            own = datasets.get(os.path.abspath(folder))
-            left += _look(file, folder, name, own, search, found)
+            left += _look(file, index, name, datasets.get(_identity(index)), search, found)
     return found, left
 
 
-def _files_in(top: str) -> Iterator[tuple[str, str]]:
+def _identity(index: Target) -> str:
+    return os.path.abspath(index.root) if isinstance(index, LocalDirectory) else index.url
+
+
+def _files_in(top: Target) -> Iterator[tuple[Target, str]]:
     """Yield the files below a folder: (folder, name)."""
-    for folder, folders, names in os.walk(top):
-        folders.sort()
-        for name in sorted(names):
-            yield folder, name
+    if isinstance(top, LocalDirectory):
+        for folder, folders, names in os.walk(top.url):
+            folders.sort()
+            for name in sorted(names):
+                yield LocalDirectory(folder), name
+        return
+    there = list[ObjectEntry]()
+    for entry in top.walk(there.clear):
+        there.append(entry)
+    for path, *_ in sorted(there):
+        within, _, name = path.rpartition("/")
+        yield top.below(within) if within else top, name
+
+
+def _open_file(index: Target, name: str) -> File:
+    """Open any file. Raises FileNotFoundError, StorageError, BusyError."""
+    if not isinstance(index, LocalDirectory):
+        return index.open(name)
+    if name == JOURNAL:  # opening it would end a lock that this process has on it
+        lock.read(index.url, 0, 1)
+    shown = os.path.join(index.url, name)  # whatever its name is: it may be anybody's
+    return open_file(shown, shown)
 
 
 class _Dataset:
     """The newest version of a dataset, for what is said of a record that is left."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self.newest: Manifest = manifest.load(locate(folder))
-        self.excluded = load_excluded(locate(folder), self.newest)
+    def __init__(self, index: Target) -> None:
+        self.index = index
+        self.newest: Manifest = manifest.load(index)
+        self.excluded = load_excluded(index, self.newest)
         self._starts = np.cumsum([0, *self.newest.shard_records.tolist()])
         self.named = files_of(self.newest)
-        index = locate(folder)
         # Without its annotated fields: files of theirs are looked at one by one.
         newest = self.newest
         stored = replace(newest, schema=newest.stored_schema, overlays=())
@@ -165,7 +197,7 @@ class _Dataset:
 
     def tell_of_file(self, name: str) -> str:
         """Say what removes a file that has something of a record that was erased."""
-        folder = printable(self.folder, 4096)
+        folder = printable(self.index.url, 4096)
         if name in self.named:
             return "the newest version names this file, which no erasing of shardio leaves so"
         return f"`shardio gc {folder} --keep 0s` removes this file, if shardio wrote it"
@@ -175,13 +207,13 @@ class _Dataset:
         if name not in self.named and name in self.older:
             return (
                 "an older version has this file: `shardio gc "
-                f"{printable(self.folder, 4096)} --keep-versions 1 --keep 0s` removes it, if no "
+                f"{printable(self.index.url, 4096)} --keep-versions 1 --keep 0s` removes it, if no "
                 "tag keeps that version"
             )
         if name not in self.named:
             return (
                 "the newest version does not name this file: `shardio gc "
-                f"{printable(self.folder, 4096)} --keep 0s` removes it, if shardio wrote it"
+                f"{printable(self.index.url, 4096)} --keep 0s` removes it, if shardio wrote it"
             )
         if np.isin(self._starts[shard.number] + record, self.excluded):
             return "it was dropped, but not erased: `shardio drop --erase` does that"
@@ -189,7 +221,7 @@ class _Dataset:
 
 
 def _look(
-    file: File, folder: str, name: str, one: _Dataset | None, search: _Search, found: Sought
+    file: File, index: Target, name: str, one: _Dataset | None, search: _Search, found: Sought
 ) -> Iterator[Left]:
     """Yield what one file holds of the keys."""
     shard = _open(file, name)
@@ -205,15 +237,14 @@ def _look(
             text = None if key is None else key_text(key)
             yield Left(file.name, record, shard.offset(record), text, what)
         return
-    if (name == REJECTED or is_rejected_part(folder, name)) and (
-        rejected := _rejected(folder, name)
-    ) is not None:
+    listed = name == REJECTED or fnmatch.fnmatchcase(name, part_list("*"))
+    if listed and (rejected := _rejected(index, name)) is not None:
         for line, key in enumerate(rejected, 1):
             if key in search.keys:
                 what = f"line {line:,} of what packing left out has this key"
                 yield Left(file.name, None, 0, key_text(key), what)
         return
-    if _has_no_keys(file, folder, name):
+    if _has_no_keys(file, name):
         return
     for key, at in search.in_bytes(file):
         yield Left(file.name, None, at, key_text(key), f"the key stands at byte {at:,}")
@@ -250,19 +281,20 @@ def _open(file: File, name: str) -> RecordShard | None:
     return None
 
 
-def _rejected(folder: str, name: str) -> list[bytes] | None:
+def _rejected(index: Target, name: str) -> list[bytes] | None:
     with contextlib.suppress(DamageError):
-        return [key for key, _ in load_rejected(locate(folder), name) or ()]
+        return [key for key, _ in load_rejected(index, name) or ()]
     return None
 
 
-def _has_no_keys(file: File, folder: str, name: str) -> bool:
+def _has_no_keys(file: File, name: str) -> bool:
     """Return whether a file is one of ours that names no record: a manifest, tags, exclusions."""
     if name in (MANIFEST, SPLITS, TAGS) or kept_id(name) is not None:
         with contextlib.suppress(ShardioError):
             if file.size <= _MAX_SEALED:
                 return bool(manifest.parse_sealed(file.read(0, file.size), file.name))
-    return is_sidecar(folder, name)
+    magic = sidecar_magic(name)
+    return magic is not None and file.size > len(magic) and file.read(0, len(magic)) == magic
 
 
 class _Search:

@@ -24,7 +24,7 @@ from ..errors import OptionError, printable
 from ..formats.sample import Sample
 from ..formats.version import NONE, SourceNotes, load_sources
 from ..names import KEY
-from ..storage.location import locate
+from ..storage.options import Storage
 from ..units import check_bool, refuse_options, show_count, show_size
 from . import process_pool
 from .grow import PLAIN, Call, Growth, Split, grow, grown_lines, note_new
@@ -97,20 +97,22 @@ def update(
     on_error: str = "raise",
     restart: bool = False,
     dry_run: bool = False,
+    to: Storage | None = None,
+    work_dir: PathLike | None = None,
     progress: Progress | None = None,
     announce: Announce | None = None,
 ) -> Updated:
     """Make a packed dataset, or its splits, what its whole source is now, as a new version.
 
     source    all of it, as of `pack`: what it has not any more is dropped
-    out       the directory of the dataset
+    out       the directory of the dataset, or its URL
     checksum  compare the contents of all files, also of those whose size and time are as an earlier
               `update` noted them
     assume_unchanged  of a file whose size and time are not noted yet, take the record that is there
               as unchanged, without reading either, and note the file's size and time
     gone      what becomes of records that the source has not: "drop", or "keep". Default: they are
               dropped, but where these are more than half of all, nothing is done
-    read, jobs, on_error, restart, progress, announce    as of `append`
+    read, jobs, on_error, restart, to, work_dir, progress, announce    as of `append`
     dry_run   say what is new, changed and gone, and change nothing
 
     The first time, and where the source is no folder or archive of images alone, contents are
@@ -125,7 +127,8 @@ def update(
         raise OptionError("--checksum compares all files, --assume-unchanged none: give one")
     if gone not in _CHOICES:
         raise OptionError(f"gone is {printable(repr(gone))}; expected 'drop' or 'keep'")
-    call = Call(read, jobs, on_error, restart, dry_run, progress, announce)
+    told = dry_run, progress, announce
+    call = Call(read, jobs, on_error, restart, *told, to=to, work_dir=work_dir)
     growth = grow(source, out, call)
     done = Updated(growth.folder, classes=growth.new_classes, kept=gone == "keep", dry_run=dry_run)
     found = {
@@ -164,7 +167,7 @@ class _Found:
         assert split.listing is not None
         self.split, self.listing = split, split.listing
         self._growth = growth
-        index = locate(split.folder)
+        index = split.place.location
         # As it was packed: what was annotated since is no difference of the source.
         stored = replace(split.base, schema=split.base.stored_schema, overlays=())
         self._reader = Reader(index, stored)

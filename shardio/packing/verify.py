@@ -12,7 +12,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -167,7 +167,7 @@ def verify(
     check_bool(decode=decode, sha256=sha256)
     if dropped is not None:
         return _seek(
-            path, dropped, decode, sha256, root, storage, executor, part, parts, max_pixels
+            path, dropped, storage, decode, sha256, root, executor, part, parts, max_pixels
         )
     check_executor(executor)
     jobs = processes(jobs)
@@ -216,11 +216,18 @@ def verify(
     return found
 
 
-def _seek(path: str | os.PathLike[str], dropped: Iterable[str | bytes], *others: Any) -> Verified:
+def _seek(
+    path: str | os.PathLike[str],
+    dropped: Iterable[str | bytes],
+    storage: Storage | None,
+    *others: Any,
+) -> Verified:
     """Look for what is left of records with these keys. Raises OptionError for other options."""
-    if any(one not in (None, False, Storage()) for one in others):
-        raise OptionError("dropped looks for keys alone, in a directory: leave out the rest")
-    sought, left = seek(path, dropped)
+    usual = Storage()
+    given = replace(storage or usual, options=None, timeout_s=usual.timeout_s)
+    if given != usual or any(one not in (None, False) for one in others):
+        raise OptionError("dropped looks for keys alone: leave out the rest")
+    sought, left = seek(path, dropped, storage)
     counts = sought.shards, sought.records, sought.bytes
     damages = [Damage(*one) for one in left]
     return Verified(*counts, damages, erased=sought.erased, sought=sought)

@@ -1,8 +1,9 @@
-"""Versions of a dataset in a directory: commit a new one, list them, name one, go back to one.
+"""Versions of a dataset: commit a new one, list them, name one, go back to one.
 
-A commit keeps the manifest that is there under its id, then renames the new one into its place.
+A commit keeps the manifest that is there under its id, then puts the new one into its place.
 Shards are not touched. Killed anywhere, the old version is whole; what was written for a new one is
-removed by `gc`. Who commits owns the directory, as a packer does: another one is told at once.
+removed by `gc`. Of two writers one is told: in a directory at once, since who commits owns it, as a
+packer does; in a store by its commit, which is on condition (place.py).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ from ..errors import (
     there_are,
 )
 from ..formats import manifest, sha256
-from ..formats.foreign.base import sidecar_name
+from ..formats.foreign.base import MAGIC, SUFFIX, sidecar_name
 from ..formats.manifest import GROWN, MANIFEST, Commit, Manifest
 from ..formats.overlay import has_overlay_name, rows_that_differ
 from ..formats.record import MAGIC as RECORDS
@@ -51,16 +51,20 @@ from ..formats.version import (
     load_kept,
     load_tags,
     load_version,
+    parse_tags,
     readable,
     sidecar_magic,
 )
 from ..names import KEY, key_text
 from ..storage.base import Location, path_in
 from ..storage.local import LocalDirectory
-from ..storage.location import local_path, locate
+from ..storage.location import locate
 from ..storage.options import Storage
 from ..units import check_bool, show_count
-from . import output_dir
+from .journal import shard_number
+from .objects import missing_in
+from .place import Place, data_root, find_place
+from .shard_writer import open_own
 
 _SHOWN = 10  # keys that are named
 _OF_COMMIT = ("commit", "version", "library", "erased")  # not of what is shown
@@ -69,35 +73,33 @@ _OF_COMMIT = ("commit", "version", "library", "erased")  # not of what is shown
 
 
 @contextlib.contextmanager
-def changing(folder: str) -> Iterator[Manifest]:
-    """Own a directory, and give the manifest of the dataset in it, which is to be changed.
+def changing(place: Place | str) -> Iterator[Manifest]:
+    """Own a place, as far as it can be, and give the manifest of the dataset that is changed.
 
-    Raises BusyError, NotPackedError, ExistsError where an unfinished packing is here.
+    A str is a directory. Raises as `Place.owned`, and NotPackedError.
     """
-    manifest.load(locate(folder))  # explains what is here, if it is nothing
-    with output_dir.own_unplanned(folder, secrets.token_bytes(16)) as owner:
-        try:
-            yield manifest.load(locate(folder))
-        finally:
-            owner.clean()  # also of what was left by others that were killed
+    found = find_place(place) if isinstance(place, str) else place
+    with found.owned():
+        yield manifest.load(found.location)
 
 
 def commit(
-    folder: str,
+    place: Place | str,
     before: Manifest,
     after: Manifest,
     command: str,
     changes: Mapping[str, int],
     files: Mapping[str, bytes],
 ) -> Manifest:
-    """Make a version the newest, while the directory is owned. Returns its manifest.
+    """Make a version the newest, in a place that is owned. Returns its manifest.
 
     before   the newest version until then
     after    shards and dropped records of the new one
     changes  how many records it added, dropped, brought back; those that are 0 are left out
     files    those that it names, and are not there yet
+
+    Raises BusyError where another one was committed since, StorageError.
     """
-    place = LocalDirectory(folder)
     # https://reproducible-builds.org/specs/source-date-epoch: equal commits make equal files.
     given = os.environ.get("SOURCE_DATE_EPOCH", "")
     seconds = int(given) if re.fullmatch("[0-9]{1,11}", given) else None
@@ -107,12 +109,16 @@ def commit(
     named = files_of(after)
     gone = {old: one for old, one in {**before.erased, **after.erased}.items() if old not in named}
     new = replace(after, version=GROWN, library=__version__, commit=this, erased=gone, digest="")
+    place = find_place(place) if isinstance(place, str) else place
+    old = place.stored(MANIFEST)
+    if not manifest.is_dump_of(old.data, before):
+        raise place.changed_meanwhile()
     for name, data in files.items():
-        place.write(name, data)
+        place.put(name, data)
     # A copy, and no hard link: the file system may have none, and a manifest is small. Its bytes,
     # and not what we would write: its id is of these.
-    place.write(kept_name(before.version_id), place.read(MANIFEST, manifest.MAX_MANIFEST))
-    place.write(MANIFEST, new.dump())
+    place.put(kept_name(before.version_id), old.data)
+    place.replace(MANIFEST, old, new.dump(), kept_name(new.version_id))
     return new
 
 
@@ -154,26 +160,44 @@ def files_of(one: Manifest) -> set[str]:
 def is_sidecar(folder: str, name: str) -> bool:
     """Return whether a file lies beside a manifest that named it, by its name and first bytes."""
     magic = sidecar_magic(name)
-    return magic is not None and _begins(folder, name, magic)
+    return magic is not None and _begins(LocalDirectory(folder), name, magic)
 
 
 def is_overlay(folder: str, name: str) -> bool:
     """Return whether a file is one of a field's values, by its name and its first bytes."""
-    return has_overlay_name(name) and _begins(folder, name, RECORDS)
+    return has_overlay_name(name) and _begins(LocalDirectory(folder), name, RECORDS)
 
 
 def is_kept(folder: str, name: str) -> bool:
     """Return whether a file keeps the manifest of an older version, by its name and its bytes."""
-    index = LocalDirectory(folder)
+    return _keeps(LocalDirectory(folder), name)
+
+
+def is_ours(index: Location, name: str) -> bool:
+    """Return whether a file is one that a version may name, or keeps one, by its name and bytes."""
+    if shard_number(name) is not None:
+        with (
+            contextlib.suppress(FileNotFoundError, StorageError, DamageError, VersionError),
+            contextlib.closing(index.open(name)) as file,
+        ):
+            return open_own(file, name) is not None
+        return False
+    magic = RECORDS if has_overlay_name(name) else sidecar_magic(name)
+    if name.endswith(SUFFIX):  # of the index of a foreign shard
+        magic = MAGIC
+    return _keeps(index, name) if magic is None else _begins(index, name, magic)
+
+
+def _keeps(index: Location, name: str) -> bool:
     with contextlib.suppress(DamageError, VersionError, FileNotFoundError):
         return (one := kept_id(name)) is not None and load_kept(index, one) is not None
     return False
 
 
-def _begins(folder: str, name: str, magic: bytes) -> bool:
+def _begins(index: Location, name: str, magic: bytes) -> bool:
     with (
         contextlib.suppress(FileNotFoundError, StorageError),
-        contextlib.closing(LocalDirectory(folder).open(name)) as file,
+        contextlib.closing(index.open(name)) as file,
     ):
         return file.size >= len(magic) and file.read(0, len(magic)) == magic
     return False
@@ -388,65 +412,72 @@ def _files(one: Manifest) -> Iterator[tuple[int, str, bytes]]:
 
 
 def tag(
-    path: str | os.PathLike[str], name: str, *, version: str | None = None, remove: bool = False
+    path: str | os.PathLike[str],
+    name: str,
+    *,
+    version: str | None = None,
+    remove: bool = False,
+    storage: Storage | None = None,
 ) -> Version:
     """Name a version of a dataset, so that it is found by this name, and that `gc` keeps it.
 
-    path     the directory of one dataset
+    path     the directory of one dataset, or its URL
     name     up to 100 characters, without /; a name that another version has is moved
     version  by its id or another tag; default: the newest
     remove   take the name away instead
+    storage  a shardio.Storage: how an object store is reached
 
     Returns the version that has the name, or had it. Raises OptionError, BusyError,
     NotPackedError.
     """
     check_bool(remove=remove)
-    folder, name = local_path(path), check_tag(name)
-    with changing(folder):
-        place = LocalDirectory(folder)
-        tags = load_tags(place)
+    place, name = find_place(path, storage), check_tag(name)
+    with changing(place):
+        index, old = place.location, None
+        with contextlib.suppress(FileNotFoundError):
+            old = place.stored(TAGS)
+        tags = {} if old is None else parse_tags(old.data, index)
         if remove and name not in tags:
             known = there_are(tags, name) if tags else "there are none"
             raise OptionError(f"tag {printable(name)!r}: no version is called so; {known}")
-        one = find_version(place, name) if remove else load_version(place, version)
+        one = find_version(index, name) if remove else load_version(index, version)
         tags.pop(name, None)
         if not remove:
             tags[name] = one.version_id
-        place.write(TAGS, dump_tags(tags))
+        place.replace(TAGS, old, dump_tags(tags))
         return _described(one, tags)
 
 
 def restore(
-    path: str | os.PathLike[str], version: str, *, root: str | os.PathLike[str] | None = None
+    path: str | os.PathLike[str], version: str, *, storage: Storage | None = None
 ) -> Version:
     """Make the newest version what an older one was, by a new commit.
 
-    path     the directory of one dataset
+    path     the directory of one dataset, or its URL
     version  the older one, by its id or its tag
-    root     where files of others are, when `shardio index --out` put their index elsewhere
+    storage  a shardio.Storage: how an object store is reached, and where files of others are
 
     Files of others must be there as they were then. Raises OptionError where the files of that
     version are gone, or others, BusyError, NotPackedError. Where the newest one is so already, it
     stays, and is returned: whoever was interrupted gives the same command again.
     """
-    folder = local_path(path)
-    with changing(folder) as newest:
-        place = LocalDirectory(folder)
-        old = find_version(place, version)
+    place, data = find_place(path, storage), data_root(storage)
+    with changing(place) as newest:
+        index = place.location
+        old = find_version(index, version)
         if others := changed_since(old, newest):
-            _refuse_changed(old, place, place if root is None else locate(root), others)
+            _refuse_changed(old, index, index if data is None else data, others)
         else:
-            old = readable(place, old, newest)
-        missing = [name for name in sorted(files_of(old)) if not place.exists(name)]
-        if missing:
+            old = readable(index, old, newest)
+        if missing := missing_in(index, sorted(files_of(old))):
             raise OptionError(
-                f"{path_in(place, missing[0])}: version {old.version_id} needs this file, and it "
+                f"{path_in(index, missing[0])}: version {old.version_id} needs this file, and it "
                 "was removed"
             )
         same = replace(old, **{name: getattr(newest, name) for name in _OF_COMMIT})
         if same.dump() == newest.dump():
-            return _described(newest, load_tags(place))
-        ids = [load_excluded(place, one) for one in (newest, old)]
+            return _described(newest, load_tags(index))
+        ids = [load_excluded(index, one) for one in (newest, old)]
         counts = [newest.stored_records, old.stored_records]
         if old.dataset_id != newest.dataset_id:  # compacted in between: numbers are others
             ids, counts = [NONE, NONE], [newest.records, old.records]
@@ -457,7 +488,7 @@ def restore(
         if old.names is None or old.names == newest.names:  # else numbers are of other records
             changes["dropped"] = len(np.setdiff1d(ids[1], ids[0]))
             changes["brought back"] = len(np.setdiff1d(ids[0], ids[1]))
-        return _described(commit(folder, newest, old, "restore", changes, {}), load_tags(place))
+        return _described(commit(place, newest, old, "restore", changes, {}), load_tags(index))
 
 
 def _refuse_changed(old: Manifest, index: Location, data: Location, numbers: Sequence[int]) -> None:

@@ -14,6 +14,7 @@ Source: https://developmentseed.org/obstore, https://docs.rs/object_store
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import socket
@@ -35,6 +36,7 @@ from .upload import PIECE, Upload
 # Of an upload: the name under which its SHA-256 is noted; parts that are sent at once.
 _NOTED = "sha256"
 _PARTS_AT_ONCE = 4
+ABSENT = "absent"  # the mark of an object that is not there
 
 # Failures that may be gone with the next attempt; all others are told at once.
 TRANSIENT = frozenset(("throttled", "server", "timeout", "connect", "body", "range", "helper"))
@@ -45,10 +47,12 @@ class Request(NamedTuple):
 
     what  "range"; "whole": all of the object, if it has at most `length` bytes, else none of them;
           "end": its last `length` bytes, or all; "head": just what its Reply says besides bytes;
-          "noted": as its tag, the SHA-256 that was noted when it was put, in hex, or ""; "put":
-          write the object, from `upload`; "remove": remove it, if it is there; "list": a Page of
-          the objects below a folder, behind the token `after`, of the listing with the number
-          `start`; "probe": the same, behind any path, with all that the store gives
+          "marked": as "whole", and as its tag what "put" takes for `after`; "noted": as its tag,
+          the SHA-256 that was noted when it was put, in hex, or ""; "put": write the object, from
+          `upload`: if `after` is given, only in place of the content that has this mark, or where
+          there is none (ABSENT); "remove": remove it, if it is there; "list": a Page of the objects
+          below a folder, behind the token `after`, of the listing with the number `start`; "probe":
+          the same, behind any path, with all that the store gives
     """
 
     store: Store
@@ -153,7 +157,7 @@ class Client:
     def _ask(self, opened: Opened, request: Request) -> Reply:
         obstore, start, length = self._obstore, request.start, request.length
         path = "/".join(filter(None, (request.store.address[1], request.path)))
-        target, whole, failure = opened.target, request.what == "whole", None
+        target, whole, failure = opened.target, request.what in ("whole", "marked"), None
         try:
             if request.what in ("list", "probe"):
                 return self._list(opened, path, request)
@@ -162,7 +166,7 @@ class Client:
             if self._is_web and request.what in ("put", "remove"):
                 raise OptionError(f"{self._store.shown}: {self._store.scheme}:// is read only")
             if request.upload is not None:
-                return self._put(target, path, request.upload)
+                return self._put(target, path, request.upload, request.after)
             if request.what == "remove":
                 return self._remove(target, path)
             if request.what == "noted":
@@ -177,8 +181,9 @@ class Client:
             options = {} if whole else {"range": (start, start + length)}
             result = obstore.get(target, path, options=options)
             meta = result.meta
+            tag = self._tag(meta, request.what)
             if whole and meta["size"] > length:
-                return Reply(memoryview(b""), meta["size"], self._tag(meta))
+                return Reply(memoryview(b""), meta["size"], tag)
             data = memoryview(result.bytes())
         except ShardioError:  # of what is to be put
             raise
@@ -198,10 +203,15 @@ class Client:
                 "short" if start + length > meta["size"] and not whole else "body",
                 f"the answer has {len(data):,} bytes of {expected:,}",
             )
-        return Reply(data, meta["size"], self._tag(meta))
+        return Reply(data, meta["size"], tag)
 
-    def _tag(self, meta: Any) -> str:
-        """Return what tells an object from others: its ETag, or of the web, when it was changed."""
+    def _tag(self, meta: Any, what: str = "") -> str:
+        """Return what tells an object from others: its ETag, or of the web, when it was changed.
+
+        Asked for what is "marked": what a store takes as a condition.
+        """
+        if what == "marked":
+            return _mark(meta)
         changed = meta["last_modified"]
         web = self._store.kind == "http" and changed.timestamp() > 0  # else not said
         return meta["e_tag"] or (changed.isoformat() if web else "")
@@ -217,15 +227,16 @@ class Client:
             )
         return Reply(memoryview(page.dump()), 0, "")
 
-    def _put(self, target: Any, path: str, upload: Upload) -> Reply:
+    def _put(self, target: Any, path: str, upload: Upload, mark: str) -> Reply:
         """Write an object, whole or not at all. Raises what obstore does, and `Upload.pieces`."""
         pieces = upload.pieces(_read_patiently)
-        parts = upload.size > PIECE
+        parts = upload.size > PIECE and not mark  # stores have conditions for one request
         done = self._obstore.put(
             target,
             path,
             pieces if parts else b"".join(pieces),
             attributes={_NOTED: upload.sha256.hex()},
+            mode=_mode(mark),
             use_multipart=parts,
             chunk_size=upload.part_bytes,
             max_concurrency=_PARTS_AT_ONCE,
@@ -328,6 +339,16 @@ def _end(obstore: Any, store: Store, target: Any, path: str, length: int) -> Rep
     return Reply(memoryview(result.bytes()), result.meta["size"], "")
 
 
+def _mark(meta: Any) -> str:
+    """Return what a store tells the content of an object by, for a later put in its place."""
+    return json.dumps({name: meta[name] for name in ("e_tag", "version") if meta[name]})
+
+
+def _mode(mark: str) -> Any:
+    """Return how obstore is to put an object in place of the content with this mark."""
+    return ("create" if mark == ABSENT else json.loads(mark)) if mark else None
+
+
 def _read_patiently(store: Store, path: str, start: int, length: int) -> memoryview:
     """Read a range for an upload, again while that fails for a reason that passes.
 
@@ -418,20 +439,10 @@ def _explain(obstore: Any, error: Exception, scheme: str) -> RequestError:
     errors = obstore.exceptions
     if isinstance(error, (HubError, urllib.error.URLError)):
         return _explain_hub(error)
+    if isinstance(error, errors.AlreadyExistsError):  # a status of 409 or 412
+        return RequestError("changed", "it is there already")
     if status := _STATUS.search(text):
-        number, code = int(status[1]), _CODE.search(text)
-        said = f"the server answered {number} {status[2].strip()}".rstrip()
-        said += f" ({code[1]})" if code else ""
-        kind = _kind_of(number)
-        if kind == "missing":
-            where = _NO_BUCKET.get(code[1]) if code else None
-            where = where or (scheme == "hf" and _missing_of_hub(text)) or None
-            return RequestError("bucket" if where else "missing", where or "it is not there")
-        if code and code[1] in ("AuthorizationHeaderMalformed", "PermanentRedirect"):
-            return RequestError("region", "the bucket is in another region")
-        if scheme == "hf" and number == 401:
-            said += ": for these credentials there is no such repository; it may be private"
-        return RequestError(kind, said)
+        return _explain_status(status, text, scheme)
     if "redirect without LOCATION" in text:
         return RequestError("region", "the bucket is in another region")
     if isinstance(error, FileNotFoundError):
@@ -440,6 +451,8 @@ def _explain(obstore: Any, error: Exception, scheme: str) -> RequestError:
         return RequestError("denied", "the server refused the credentials")
     if isinstance(error, errors.PreconditionError):
         return RequestError("changed", "the object has changed")
+    if isinstance(error, NotImplementedError) or "MissingVersion" in text:
+        return RequestError("other", "it has no conditional writes")
     if isinstance(error, UnicodeEncodeError) or "parse path" in text:
         return RequestError(
             "path",
@@ -456,6 +469,25 @@ def _explain(obstore: Any, error: Exception, scheme: str) -> RequestError:
     if _RANGE.search(text):
         return RequestError("range", "the server sent another range than was asked for")
     return _explain_connection(error, text)
+
+
+def _explain_status(status: re.Match[str], text: str, scheme: str) -> RequestError:
+    """Return the error of a request that was answered so, by kind."""
+    number, code = int(status[1]), _CODE.search(text)
+    said = f"the server answered {number} {status[2].strip()}".rstrip()
+    said += f" ({code[1]})" if code else ""
+    kind = _kind_of(number)
+    if kind == "missing":
+        where = _NO_BUCKET.get(code[1]) if code else None
+        where = where or (scheme == "hf" and _missing_of_hub(text)) or None
+        return RequestError("bucket" if where else "missing", where or "it is not there")
+    if code and code[1] == "ConditionalRequestConflict":  # S3's, of puts at once: try again
+        return RequestError("server", said)
+    if code and code[1] in ("AuthorizationHeaderMalformed", "PermanentRedirect"):
+        return RequestError("region", "the bucket is in another region")
+    if scheme == "hf" and number == 401:
+        said += ": for these credentials there is no such repository; it may be private"
+    return RequestError(kind, said)
 
 
 def _explain_hub(error: HubError | urllib.error.URLError) -> RequestError:

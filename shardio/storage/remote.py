@@ -14,7 +14,7 @@ from .base import SEAL_BYTES, KnownFile, Location, Seal, is_right
 from .cache import SMALL, CacheDirectory
 from .cached_file import CachedFile
 from .cached_remote_file import CachedRemoteFile
-from .client import Request, RequestError
+from .client import Reply, Request, RequestError
 from .listing import ObjectEntry
 from .remote_file import Ends, RemoteFile, read
 from .stores import Store
@@ -90,13 +90,16 @@ class RemoteLocation(Location):
         return data if seal is None or is_right(data, seal) else self._read(name, limit)
 
     def _read(self, name: str, limit: int) -> bytes:
-        request = Request(self.store, name, 0, limit, "whole")
+        return bytes(self._ask(name, limit, "whole").data)
+
+    def _ask(self, name: str, limit: int, what: str) -> Reply:
+        request = Request(self.store, name, 0, limit, what)
         reply = read(request)
         if reply.size > limit:
             raise DamageError(
                 f"{request.shown}: {reply.size:,} bytes, more than {limit:,} can be right"
             )
-        return bytes(reply.data)
+        return reply
 
     def _read_kept(self, name: str, limit: int, seal: re.Pattern[bytes]) -> bytes:
         """Read a small object through the cache; b"": there is none, or this cannot be done."""
@@ -131,6 +134,29 @@ class RemoteLocation(Location):
         seal = hashlib.sha256(data).digest()
         upload = Upload(data, len(data), seal, self.store.show(name))
         ranges.send(self.put_request(name, upload)).result()
+
+    def read_marked(self, name: str, limit: int) -> tuple[bytes, str]:
+        """Read a small object from the store, and its mark, for `replace`. Raises as `read`."""
+        reply = self._ask(name, limit, "marked")
+        return bytes(reply.data), reply.tag
+
+    def replace(self, name: str, data: bytes, mark: str) -> bool:
+        """Write a small object in place of the content with a mark; ABSENT: of none.
+
+        Returns False where something else is there now; it may be what this call wrote, and was
+        not answered for. Raises StorageError.
+        """
+        seal = hashlib.sha256(data).digest()
+        upload = Upload(data, len(data), seal, self.store.show(name))
+        request = self.put_request(name, upload)._replace(after=mark)
+        try:
+            ranges.send(request).result()
+        except StorageError as error:
+            cause = error.__cause__
+            if isinstance(cause, RequestError) and cause.kind in ("changed", "missing"):
+                return False
+            raise
+        return True
 
     def remove(self, name: str) -> None:
         """Remove an object; one that is not there does no harm. Raises StorageError."""

@@ -6,7 +6,7 @@
 
 s3 is moto's server (from `tools/setup`), azurite Microsoft's own (from `tools/setup-servers`). gcs
 is moto's, too: obstore talks to Google by the XML API, which is that of S3 but for who asks and
-for conditions on generations, which moto does not know. Rejected: gcp-storage-emulator
+for conditions on generations, which moto has only if it is asked to. Rejected: gcp-storage-emulator
 2026.7.19, which answers without ETag and Last-Modified, and obstore refuses that. None is fast:
 moto reads 33 MB/s; speed is measured before nginx.
 """
@@ -143,21 +143,28 @@ def _ask(port: int, method: str, path: str, body: str = "", **headers: str) -> s
 
 
 @contextlib.contextmanager
-def _moto(program: str) -> Iterator[int]:
-    """Run moto's server with the bucket; its port."""
+def _moto(program: str, **variables: str) -> Iterator[int]:
+    """Run moto's server with the bucket; its port. variables: of its environment."""
     _need("moto", "flask", "flask_cors", "obstore")
     with tempfile.TemporaryDirectory(prefix="shardio-moto-") as scratch:
         port = free_port()
         command = [sys.executable, "-m", program, "-H", "127.0.0.1", "-p", str(port)]
-        with running(command, port, Path(scratch), environment(PYTHONPATH=str(TESTS))):
+        variables["PYTHONPATH"] = str(TESTS)
+        with running(command, port, Path(scratch), environment(**variables)):
             _ask(port, "PUT", f"/{BUCKET}", "", **_s3_scope("s3"))
             yield port
 
 
 @contextlib.contextmanager
-def s3(*, private: bool = False) -> Iterator[ObjectStore]:
-    """Run moto's server. private: it checks signatures, and lets only one user of its own in."""
-    with _moto("moto.server") as port:
+def s3(*, private: bool = False, conditions: bool = True) -> Iterator[ObjectStore]:
+    """Run moto's server. private: it checks signatures, and lets only one user of its own in.
+
+    conditions: it heeds If-Match and If-None-Match of what is written
+    """
+    program, variables = "moto.server", {}
+    if not conditions:
+        program, variables = "support.moto_program", {"MOTO_CONDITIONS": "none"}
+    with _moto(program, **variables) as port:
         keys = _private_user(port) if private else S3_KEYS
         options = {
             "endpoint": f"http://127.0.0.1:{port}",
@@ -196,9 +203,13 @@ def _private_user(port: int) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def gcs() -> Iterator[ObjectStore]:
-    """Run moto's server as what obstore takes for Google's. It asks nobody who he is."""
-    with _moto("support.moto_program") as port:
+def gcs(*, conditions: bool = False) -> Iterator[ObjectStore]:
+    """Run moto's server as what obstore takes for Google's. It asks nobody who he is.
+
+    conditions: it knows generations, as Google's does
+    """
+    variables = {"MOTO_CONDITIONS": "generations"} if conditions else {}
+    with _moto("support.moto_program", **variables) as port:
         account = {
             "gcs_base_url": f"http://127.0.0.1:{port}",
             "disable_oauth": True,
