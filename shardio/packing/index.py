@@ -31,6 +31,7 @@ from pathlib import PurePosixPath
 from ..errors import (
     BusyError,
     ExistsError,
+    NotPackedError,
     OptionError,
     ShardioError,
     SourceError,
@@ -64,7 +65,7 @@ from .sources.field_names import fields_text
 from .sources.files import DiskFolder, identity, is_ignored
 from .sources.imagefolder import image_folder
 from .sources.trees import lies_there
-from .versions import changing, is_overlay
+from .versions import changing, files_of, is_overlay
 
 # Words in names that say which split a file is of, as Hugging Face's own rules have them.
 _SPLIT = re.compile(
@@ -809,7 +810,10 @@ def _working(folder: str, dataset_id: bytes, shards: range | None) -> Iterator[N
 
 @contextlib.contextmanager
 def _taking_back(folder: str) -> Iterator[None]:
-    """Remove after an error what was written meanwhile: indexes, and files of values."""
+    """Remove after an error what was written meanwhile: indexes, and files of values.
+
+    But what a manifest names stays: an error may come when it is in place already.
+    """
     for name in os.listdir(folder):
         if local.is_temporary(name) and is_sidecar(folder, name):  # of a part that was killed
             local.remove(os.path.join(folder, name))
@@ -818,6 +822,8 @@ def _taking_back(folder: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
+        with contextlib.suppress(NotPackedError):
+            before |= files_of(manifest.load(locate(folder)))
         for name in sorted(set(os.listdir(folder)) - before):
             if is_sidecar(folder, name) or is_overlay(folder, name):
                 local.remove(os.path.join(folder, name))

@@ -1,5 +1,6 @@
 """Files in place that are indexed again: what is new, changed and gone is a version."""
 
+import importlib
 import io
 import os
 import shutil
@@ -9,11 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.object_stores import ObjectStore
 from support.small_datasets import jpeg
 from support.trees import content, images, noise, plant, shardio, shardio_json
 
 import shardio as api
-from shardio import BusyError, OptionError, ShardDataset, SourceError, StateError, export, verify
+from shardio import (
+    BusyError,
+    OptionError,
+    ShardDataset,
+    SourceError,
+    StateError,
+    StorageError,
+    export,
+    verify,
+)
 from shardio.formats import manifest
 from shardio.packing.annotate import annotate
 from shardio.packing.copy import copy
@@ -460,6 +471,26 @@ def test_a_file_that_cannot_be_indexed_leaves_the_version_as_it_was(wds: Path) -
         assert content(wds) == before
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_an_error_after_the_commit_takes_nothing_back(
+    wds: Path, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    """Such as of flushing the directory, when the manifest has been renamed."""
+    write_tar(wds / "a.tar", [20])
+    annotate(wds, {key(5): {"caption": "five"}}, missing="none")
+
+    def failing(*arguments: Any, **more: Any) -> Any:
+        work(*arguments, **more)
+        raise StorageError("cannot flush: No space left on device")
+
+    module, name = ("index", "_write_manifest") if first else ("reindex", "commit")
+    work = getattr(importlib.import_module(f"shardio.packing.{module}"), name)
+    monkeypatch.setattr(f"shardio.packing.{module}.{name}", failing)
+    with pytest.raises(StorageError, match="No space left"):
+        index(wds, jobs=1, overwrite=first)
+    assert len(rows(wds)) == 13 and verify(wds, sha256=True).damages == []
+
+
 def test_two_do_not_index_again_at_once(wds: Path) -> None:
     write_tar(wds / "a.tar", [20])
     before = content(wds)
@@ -547,3 +578,27 @@ def test_a_damaged_index_of_images_makes_them_new(photos: Path) -> None:
     next(photos.glob("*.index")).unlink()
     done = again(photos)
     assert sorted(done.new) == sorted(before) == sorted(rows(photos))
+
+
+@pytest.mark.usefixtures("ranges_closed")
+def test_files_in_a_store_are_told_by_their_tags(
+    wds: Path, tmp_path: Path, bucket: ObjectStore
+) -> None:
+    def put(*names: str) -> None:
+        bucket.put({f"tars/{name}": wds / name for name in names})
+
+    put("b.tar", "d.tar", "f.tar")
+    url, out = f"{bucket.url}/tars", tmp_path / "idx"
+    options = {**bucket.options, "client_options": {"allow_http": True}}
+    storage = api.Storage(options=options)
+    index(url, out=out, storage=storage, jobs=1)
+    write_tar(wds / "a.tar", [20])
+    put("a.tar")
+    done = index(url, out=out, storage=storage, jobs=1)
+    assert (done.new, done.unchanged, done.compared) == (["a.tar"], 3, 3)
+    assert index(url, out=out, storage=storage, jobs=1).compared == 0
+    write_tar(wds / "d.tar", [4, 5, 6, 7], other=True)  # of the same size, or nearly so
+    put("d.tar")
+    assert index(url, out=out, storage=storage, jobs=1).changed == ["d.tar"]
+    there = api.Storage(options=options, root=url)
+    assert rows(out, storage=there)[key(5)]["image"] == jpeg(1005)
