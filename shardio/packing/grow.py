@@ -118,6 +118,7 @@ class Call:
     part: PartOptions = field(default_factory=PartOptions)
     executor: Executor | None = None
     ahead: bool = False  # only the plan is made, for all parts
+    takes_plans: bool = False  # it goes on under plans that were made so
     to: Storage | None = None
     work_dir: PathLike | None = None
 
@@ -142,11 +143,6 @@ class Growth:
         """Return the classes that the dataset has not yet."""
         first = self.work[0]
         return [*(first.classes or ())[len(first.base.classes or ()) :]]
-
-    @property
-    def planned(self) -> bool:
-        """Return whether it goes on under plans that were made ahead, and has listed nothing."""
-        return any(one.job is not None for one in self.work)
 
     def plan(self) -> list[Job]:
         """Plan the shards of what is new in each listing. Raises SourceError."""
@@ -280,7 +276,7 @@ def grow(source: PathLike, out: PathLike, call: Call) -> Growth:
 
 def _take_plans(growth: Growth, packing: PackCall) -> bool:
     """Take the plans that `append` made ahead for all parts, if it did. Raises OptionError."""
-    if growth.call.restart or growth.call.ahead:
+    if growth.call.restart or growth.call.ahead or not growth.call.takes_plans:
         return False
     if growth.place.location.remote:
         return False

@@ -358,6 +358,17 @@ def test_a_plan_is_of_all_parts(out: Path, more: Path) -> None:
     assert not (out / WORK).exists()
 
 
+def test_an_update_is_none_of_a_plan_of_an_append(out: Path, source: Path, more: Path) -> None:
+    append(more, out, plan=True)
+    before = content(out)
+    plant(source, {"class0/other.jpg": noise("o", 300)})
+    with pytest.raises(SourceChangedError, match="--restart"):
+        update(source, out)
+    assert content(out) == before
+    assert update(source, out, restart=True).new == 1
+    assert len(keys_of(out)) == 25
+
+
 def test_restart_is_passed_on_by_the_command(out: Path, more: Path, tmp_path: Path) -> None:
     append(more, out, jobs=1, part="1/2")
     other = plant(tmp_path / "other", {"class2/x.jpg": noise("x", 300)})
