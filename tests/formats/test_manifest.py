@@ -485,3 +485,12 @@ def test_something_else_in_its_place_is_a_clear_error(tmp_path: Path) -> None:
         file.truncate(manifest.MAX_MANIFEST + 1)
     with pytest.raises(DamageError, match="more than 1,073,741,824 can be right"):
         manifest.load(locate(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "body", [b"[\n", b'{\n"a": nothing,\n', b"[" * 100_000], ids=["a", "b", "c"]
+)
+def test_a_right_seal_does_not_make_a_file_whole(body: bytes) -> None:
+    data = body + b'"sha256": "%s"\n}\n' % hashlib.sha256(body).hexdigest().encode()
+    with pytest.raises(DamageError, match=r"^x: it is damaged, or was edited by hand$"):
+        manifest.parse_sealed(data, "x")
