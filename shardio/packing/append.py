@@ -137,8 +137,11 @@ def append(
     if plan and part is not None:
         raise OptionError("part: a plan is of all parts; give it to `shardio append` without plan")
     told = dry_run, progress, announce
-    own = share, executor, plan, True, to, work_dir
-    call = Call(read, jobs, on_error, restart, *told, *own)
+    call = replace(
+        Call(read, jobs, on_error, restart, *told, share, executor, plan, takes_plans=True),
+        to=to,
+        work_dir=work_dir,
+    )
     growth = grow(source, out, call)
     done = Appended(growth.folder, classes=growth.new_classes, dry_run=dry_run, planned=plan)
     _choose(growth, on_duplicate, done)
