@@ -306,7 +306,7 @@ def test_other_fields_are_refused(out: Path, tmp_path: Path) -> None:
 
 
 def test_files_of_others_in_place_are_refused(tars: Path, more: Path) -> None:
-    with pytest.raises(OptionError, match="shardio index --overwrite"):
+    with pytest.raises(OptionError, match="run `shardio index` again"):
         append(more, tars)
 
 
