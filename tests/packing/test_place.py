@@ -412,7 +412,8 @@ def test_of_two_writers_the_later_one_is_told(
     through: ObjectStore, there: ObjectStore, proxy: FaultProxy, tmp_path: Path, loser: str
 ) -> None:
     url, direct = f"{there.url}/out", options(there)
-    (first,) = log(url, storage=direct).versions
+    drop(url, keys=KEYS[9:10], storage=direct)  # else there is nothing to restore
+    *_, first = log(url, storage=direct).versions
     (tmp_path / "keys").write_text(KEYS[0])
     (tmp_path / "table.csv").write_text(f"key,label\n{KEYS[0]},2\n")
     lines: dict[str, list[Any]] = {
@@ -431,14 +432,15 @@ def test_of_two_writers_the_later_one_is_told(
         proxy.rules()
         assert process.wait(LIMIT_S) == BUSY
     newest = log(url, storage=direct).versions
-    assert [one.command for one in newest] == ["drop", "pack"]
+    assert [one.command for one in newest] == ["drop", "drop", "pack"]
     assert newest[0].tags == ("theirs",)
-    assert sorted(keys_of(url, direct)) == [key for key in KEYS if key not in KEYS[5:7]]
+    gone = {KEYS[5], KEYS[6], KEYS[9]}
+    assert sorted(keys_of(url, direct)) == [key for key in KEYS if key not in gone]
     assert there.sizes() == before  # what the loser had put lay there before
     said = command(*lines[loser])  # the same command again
     assert said.returncode == 0, said.stderr
     assert not set(KEYS[5:7]) & set(keys_of(url, direct)) or loser == "restore"
-    assert len(log(url, storage=direct).versions) == (2 if loser == "tag" else 3)
+    assert len(log(url, storage=direct).versions) == (3 if loser == "tag" else 4)
 
 
 def test_a_writer_that_was_overtaken_before_its_commit_is_told(there: ObjectStore) -> None:
