@@ -43,7 +43,8 @@ def test_info_says_what_is_in_there(out: Path) -> None:
     assert facts["format_version"] == json.loads((out / "manifest.json").read_bytes())["version"]
 
 
-def test_info_tells_what_lies_beside_the_shards(out: Path) -> None:
+def test_info_tells_what_lies_beside_the_shards(out: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(out, tmp_path / "out"))
     assert (
         shardio_json("info", out)["annotated"] == {} and "beside" not in shardio("info", out).stdout
     )

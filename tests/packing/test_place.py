@@ -601,11 +601,6 @@ def test_other_stores_have_conditions_too(kind: Any, packed: Path, tmp_path: Pat
                 place.replace("tags.json", None, b"{}")
 
 
-def test_data_that_lies_elsewhere_is_told(packed: Path) -> None:
-    with pytest.raises(OptionError, match="root: "):
-        drop(packed, keys=KEYS[:1], storage=Storage(root=packed))
-
-
 def test_what_is_read_only_is_told(packed: Path) -> None:
     for change in (lambda url: drop(url, keys=["a"]), lambda url: tag(url, "mine")):
         with pytest.raises(OptionError, match="https:// is read only"):

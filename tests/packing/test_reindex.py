@@ -388,19 +388,19 @@ def test_an_index_elsewhere_is_gone_on_from(wds: Path, tmp_path: Path) -> None:
     for path in [*wds.glob("*.index"), wds / "manifest.json"]:
         path.unlink()
     index(wds, out=out, jobs=1)
-    drop(out, keys=[key(1)], root=wds)
-    annotate(out, {key(2): {"caption": "two"}}, missing="none", root=wds)
+    drop(out, keys=[key(1)], storage=storage)
+    annotate(out, {key(2): {"caption": "two"}}, missing="none", storage=storage)
     tag(out, "first")
     write_tar(wds / "a.tar", [20])
     assert index(wds, out=out, jobs=1).new == ["a.tar"]
     assert [*rows(out, storage=storage)] == [key(n) for n in (20, 0, *range(2, 12))]
     assert rows(out, storage=storage)[key(2)]["caption"] == "two"
     assert diff(out, "first", storage=storage).added == [key(20)]
-    restore(out, "first", root=wds)
+    restore(out, "first", storage=storage)
     (wds / "d.tar").unlink()
     index(wds, out=out, jobs=1)
     with pytest.raises(OptionError, match=r"d\.tar"):
-        restore(out, "first", root=wds)
+        restore(out, "first", storage=storage)
     with pytest.raises(OptionError, match="--root"):
         restore(out, "first")
 
