@@ -154,7 +154,7 @@ def append(
         _build_part(growth, done)
     else:
         committed = growth.build_and_commit("append", _changes, _noted)
-        done = replace(done, **vars(committed))
+        done = replace(done, **vars(committed), classes=growth.new_classes)
         done.replaced = sum(len(one.gone) for one in growth.work)
     done.seconds = time.monotonic() - began
     return done

@@ -31,6 +31,7 @@ from ..storage.location import local_path, locate_target
 from ..storage.options import Storage
 from ..units import check_group, show_count
 from . import journal, output_dir, reencode, sources
+from .built import Built
 from .earlier_plan import earlier_plans, refuse_others
 from .job import Job, Run, unpackable
 from .journal import WORK
@@ -88,6 +89,14 @@ class Split:
     def takes(self, plan: Plan) -> bool:
         """Return whether the shards of a plan go behind those that there are."""
         return (plan.dataset_id, plan.first) == (self.base.dataset_id, self.base.shards)
+
+    @property
+    def built(self) -> list[Built]:
+        """Return the new shards, without those at the end of which no record could be packed."""
+        found = [] if self.job is None else [one for one in self.job.built if one.info is not None]
+        while found and found[-1].info is not None and not found[-1].info.records:
+            found.pop()
+        return found
 
     def settle(self) -> None:
         """Let go what is replaced, but for records whose new ones could not be packed."""
@@ -423,14 +432,22 @@ def commit_grown(
     What is left of the building goes when all are committed. Raises BusyError.
     """
     done = Grown()
+    if not any(one.built for one in work):  # nor is there anything of a new class
+        for one in work:
+            one.classes = one.base.classes
     for one in work:
         one.settle()
-        changed = one.job is not None and not one.job.result.already
+        changed = one.job is not None and not one.job.result.already and one.built
         if changed or one.classes != one.base.classes or len(one.gone) or one.must_commit:
             with changing(one.place) as newest:
                 _add_shards(one, newest, done, command, changes, notes)
+        elif one.job is not None and one.job.problems:
+            with changing(one.place):
+                _list_left_out(one)
         else:
             one.place.prepare()
+        problems = one.job.problems if one.job is not None else []
+        done.rejected += [(key_text(key), why) for key, why in problems]
     for one in work:
         if one.job is not None and one.job.owner is not None:
             one.job.owner.clean()
@@ -458,7 +475,7 @@ def _add_shards(
             f"{printable(one.folder)}: something else was appended here meanwhile. Nothing was "
             "committed: run it again"
         )
-    built = [] if one.job is None else [shard for shard in one.job.built if shard.info is not None]
+    built = one.built
     infos = [shard.info for shard in built if shard.info is not None]
     one.place.add(one.work, [info.name for info in infos])
     after = manifest.extended(newest, infos, sum(shard.blob_bytes for shard in built), one.classes)
@@ -474,8 +491,6 @@ def _add_shards(
     done.added += added
     done.shards += len(infos)
     done.bytes += sum(info.size for info in infos)
-    if one.job is not None:
-        done.rejected += [(key_text(key), why) for key, why in one.job.problems]
 
 
 def _list_left_out(one: Split) -> None:

@@ -465,3 +465,20 @@ def test_the_command(out: Path, more: Path, tmp_path: Path) -> None:
     done = shardio("append", more, out, "--on-duplicate", "skip", "--on-error", "skip", code=4)
     assert "1 file left out" in done.stdout
     assert "of the source already" in shardio("append", more, out, code=2).stderr
+
+
+def test_files_that_cannot_be_packed_leave_no_version_and_no_shard(
+    out: Path, tmp_path: Path
+) -> None:
+    """A nightly job that gives the same folder each time."""
+    more = plant(tmp_path / "more", {"class0/new.jpg": noise("n", 500), "class9/bad.jpg": b"bad"})
+    first = append(more, out, on_error="skip")
+    assert (first.added, first.shards, len(first.rejected)) == (1, 1, 1)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    again = append(more, out, on_error="skip", on_duplicate="skip")
+    assert (again.added, again.shards, again.classes, again.versions) == (0, 0, [], {})
+    assert [key for key, _ in again.rejected] == ["class9/bad.jpg"]
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    only = plant(tmp_path / "only", {"class8/bad.jpg": b"bad"})
+    assert append(only, out, on_error="skip").versions == {}
+    assert "class8" not in (api.open(out).classes or ())
