@@ -23,6 +23,8 @@ from .harness import EntryProcess, Result, ending, interleave, median
 PART = 100  # one in so many is new, or is dropped
 FEW = 10_000  # one in so many, for an opt-out
 VERSIONS = 1_000
+MANY = 1_000_000
+SOME = {"100": 100, "500": 500}
 RECORDS, DROPPED, SHARDS = 10**9, 10**6, 10_000
 ALONE = "pack 1 % alone"
 WHOLE, LESS, BESIDE = "all records", "1 % dropped", "1 % dropped, labels annotated"
@@ -34,6 +36,7 @@ def run(source: data.Data, result: Result) -> None:
     _changes(source, result, cifar, rounds)
     for name, folder in (("files of 0.9 KB", cifar), ("photographs", photos)):
         _reading(source, result, name, folder, rounds)
+    _million(source, result, rounds)
     _opening(source, result, rounds)
 
 
@@ -79,6 +82,47 @@ def _changes(source: data.Data, result: Result, folder: Path, rounds: int) -> No
         data.remove(path)
 
 
+def _million(source: data.Data, result: Result, rounds: int) -> None:
+    """Change a dataset of many small records, most of which no change touches."""
+    import shardio
+
+    count = 10_000 if source.quick else MANY
+    base, out, new = (source.scratch / name for name in ("base", "out", "new"))
+    kinds = {"image": "bytes", "label": "int"}
+    with shardio.Writer(base, fields=kinds, shard_size="4MiB") as writer:
+        for number in range(count):
+            key = f"{number % 100:03d}/{number:07d}.bin"
+            writer.write({"__key__": key, "image": b"%0100d" % number, "label": number % 100})
+    keys = shardio.open(base, decode=None).keys()
+    some = {name: dict.fromkeys(keys[:: count // many]) for name, many in SOME.items()}
+    tables = {name: source.scratch / f"{name}.csv" for name in some}
+    for name, chosen in some.items():
+        lines = ["key,label", *(f"{key},{number % 100}" for number, key in enumerate(chosen))]
+        tables[name].write_text("\n".join(lines))
+    first = [str(out)]
+    calls: dict[str, dict[str, Any]] = {
+        "drop 100": {"command": "drop", "given": first, "options": {"keys": [*some["100"]]}},
+        "drop 100 and erase them": {
+            "command": "drop",
+            "given": first,
+            "options": {"keys": [*some["100"]], "erase": True},
+        },
+        "annotate 500 labels": {"command": "annotate", "given": [*first, str(tables["500"])]},
+        "compact": {"command": "compact", "given": first, "options": {"shard_size": "64MiB"}},
+    }
+    entries = {name: partial(_change, str(base), str(out), **call) for name, call in calls.items()}
+    measured = interleave(entries, min(rounds, 3))
+    what = f"a dataset of {count:,} records of 100 bytes"
+    result.raw(f"changes of {what}", measured)
+    result.table(
+        f"Changes of {what}",
+        measured,
+        {"seconds": "s", "cpu": "CPU s", "written_mb": "MB more"},
+    )
+    for path in (new, base, out):
+        data.remove(path)
+
+
 def _change(
     base: str, out: str, command: str, given: list[str], options: dict[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -87,7 +131,14 @@ def _change(
     if command != "pack":
         shutil.copytree(base, out)
     with EntryProcess("growing:change", command=command, given=given, options=options) as entry:
-        return entry.round()
+        found: dict[str, Any] = entry.round()
+    if command != "pack":
+        found["written_mb"] = (_bytes_in(out) - _bytes_in(base)) / 1e6
+    return found
+
+
+def _bytes_in(folder: str) -> int:
+    return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
 
 
 def change(
@@ -96,7 +147,7 @@ def change(
     import shardio
 
     call = getattr(shardio, command)
-    jobs = {} if command == "drop" else {"jobs": 2}
+    jobs = {} if command in ("annotate", "drop") else {"jobs": 2}
 
     def once() -> dict[str, Any]:
         began, before = time.perf_counter(), _cpu_s()

@@ -21,7 +21,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
-from itertools import count
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 from ..errors import (
@@ -240,17 +240,18 @@ class SkippingPass:
         return item
 
     def _fill(self, row: Any, work: Any, make: Callable[[Any, Any], Any], error: Exception) -> Any:
-        for tried, other in enumerate(self._following(row)):
-            if tried == IN_A_ROW:
-                break
+        tried = 0
+        for other in islice(self._following(row), IN_A_ROW):
+            tried += 1
             try:
                 return make(other, work)
             except Exception as again:
                 if not may_skip(again):
                     raise
         raise SkipError(
-            f"{_text(error)}: on_error='skip' fills its row with another record, and none of the "
-            f"{IN_A_ROW} that follow can be read: `shardio verify --decode` lists them all"
+            f"{_text(error)}: on_error='skip' fills its row with another record, and the "
+            f"{show_count(tried, 'record')} that follow fail, too. If it is no damage, look at map "
+            "and transform; if it is, `shardio verify --decode` lists all of it"
         ) from error
 
     def _skip(self, row: Any, work: Any, error: Exception) -> None:

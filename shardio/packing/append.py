@@ -39,6 +39,7 @@ class Appended:
     added: int = 0  # records
     replaced: int = 0  # of these, records that take the place of one with the same key
     skipped: int = 0  # that were there, by their keys
+    hidden: int = 0  # that had been dropped, and stay so
     shards: int = 0  # new ones
     bytes: int = 0  # of these
     seconds: float = 0.0
@@ -66,7 +67,10 @@ class Appended:
         if self.replaced:
             lines.append(_replaced_line(self.replaced))
         if self.skipped:
-            lines.append(f"{show_count(self.skipped, 'record')} were there, by their keys")
+            were = "was" if self.skipped == 1 else "were"
+            lines.append(f"{show_count(self.skipped, 'record')} {were} there, by their keys")
+        if self.hidden:
+            lines.append(f"{show_count(self.hidden, 'record')} had been dropped, and stay so")
         lines += grown_lines(self.classes, self.rejected)
         lines += version_lines(self.versions)
         return "\n".join(lines)
@@ -99,7 +103,8 @@ def append(
                   folders are splits, too
     out           the directory of the dataset, or its URL
     on_duplicate  of a key that the dataset has: "error": nothing is appended; "skip": the record
-                  that is there stays; "replace": it is dropped, and the new one appended
+                  that is there stays, and one that was dropped stays dropped; "replace": it is
+                  dropped, and the new one appended
     read          what of the source is packed, and under which names: shardio.SourceOptions
     jobs          processes; default: one for each core
     executor      a shardio.RayExecutor: a cluster that builds the shards
@@ -165,6 +170,8 @@ def _choose(growth: Growth, on_duplicate: str, done: Appended) -> None:
     alike = list[bytes]()
     for one in growth.work:
         if one.listing is not None:
+            if on_duplicate == "skip":
+                done.hidden += _leave_out_dropped(one)
             alike += _leave_out_alike(one, on_duplicate)
             done.added += len(one.listing.keys)
         elif one.job is not None:
@@ -195,6 +202,17 @@ def _leave_out_alike(one: Split, on_duplicate: str) -> list[bytes]:
     fresh = [at for at, key in enumerate(one.listing.keys) if key not in alike]
     one.listing = one.listing.take(np.array(fresh, np.int64))
     return sorted(alike)
+
+
+def _leave_out_dropped(one: Split) -> int:
+    """Leave out of a listing what was dropped from the dataset. Returns how many."""
+    assert one.listing is not None
+    listing, there = one.listing, one.alike(one.listing.keys)
+    hidden = one.alike(listing.keys, dropped=True).keys() - there.keys() - one.finished.keys()
+    left = [at for at, key in enumerate(listing.keys) if key not in hidden]
+    if hidden:
+        one.listing = listing.take(np.array(left, np.int64))
+    return len(hidden)
 
 
 def _leave_out_finished(one: Split) -> None:

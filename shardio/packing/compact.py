@@ -91,7 +91,7 @@ class Compacted:
         if not self.dry_run:
             lines.append(
                 f"the old shards stay for older versions; `shardio gc {shown} --keep-versions 1` "
-                "removes both"
+                "removes both, when a day has passed"
             )
         return "\n".join(lines)
 

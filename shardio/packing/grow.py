@@ -12,6 +12,7 @@ of the source are new, and which of the dataset go.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +20,14 @@ from typing import Any
 import numpy as np
 
 from ..dataset.reader import Reader
-from ..errors import BusyError, DamageError, NotPackedError, OptionError, printable
+from ..errors import (
+    BusyError,
+    DamageError,
+    NotPackedError,
+    OptionError,
+    ShardioError,
+    printable,
+)
 from ..formats import manifest
 from ..formats.manifest import Manifest
 from ..formats.version import NONE, Numbers, SourceNotes, load_excluded
@@ -104,11 +112,14 @@ class Split:
         numbers = [one for key, of in self.replaced.items() if key not in left_out for one in of]
         self.gone = np.union1d(self.gone, np.array(numbers, np.int64))
 
-    def alike(self, keys: Iterable[bytes]) -> dict[bytes, list[int]]:
-        """Return those keys that its dataset has, and the numbers of their records."""
+    def alike(self, keys: Iterable[bytes], *, dropped: bool = False) -> dict[bytes, list[int]]:
+        """Return those keys that its dataset has, and the numbers of their records.
+
+        dropped: also of those that were dropped, but not erased.
+        """
         reader = Reader(self.place.location, self.base)
         found: dict[bytes, list[int]] = {}
-        for at, record, key in reader.with_keys(set(keys)):
+        for at, record, key in reader.with_keys(set(keys), dropped=dropped):
             found.setdefault(key, []).append(int(reader.starts[at]) + record)
         return found
 
@@ -324,7 +335,8 @@ def _list(growth: Growth, packing: PackCall) -> None:
                 f"has {what}. Give the folder of one, and the directory of one"
             )
     listings = dict(zip(names, list_splits(request, options, names, None), strict=True))
-    classes = _extended(growth.work[0].base, listings, request)
+    classes = _extended(_with_most_classes(growth), listings, request)
+    _refuse_one_split(growth, classes)
     for one in growth.work:
         one.classes = classes
         if (listing := listings.get(one.name)) is not None:
@@ -364,6 +376,41 @@ def _as_packed(base: Manifest, read: SourceOptions | None, restart: bool) -> Pac
     read = replace(read, **given)
     size = options.shard_size
     return PackCall(base.format, size, options.resize, read, ImageOptions(**images), plan)
+
+
+def _with_most_classes(growth: Growth) -> Manifest:
+    """Return the split that has the most classes. Raises OptionError where they number them apart.
+
+    Each has those of the others, or the first of these.
+    """
+    most = max((one.base for one in growth.work), key=lambda base: len(base.classes or ()))
+    for one in growth.work:
+        own = one.base.classes or ()
+        if own != (most.classes or ())[: len(own)]:
+            raise OptionError(
+                f"{printable(growth.folder, 4096)}: its splits number their classes apart: "
+                f"{some(own)} in {printable(one.name)}, {some(most.classes or ())} in another. "
+                "Append to each split alone"
+            )
+    return most
+
+
+def _refuse_one_split(growth: Growth, classes: tuple[str, ...] | None) -> None:
+    """Raise OptionError where one of several splits would get classes that the others have not."""
+    base = growth.work[0].base
+    if growth.work[0].name or classes == base.classes or growth.place.location.remote:
+        return
+    above, name = os.path.split(os.path.abspath(growth.folder))
+    splits = set[str]()
+    with contextlib.suppress(ShardioError):  # whatever lies there is none of ours, then
+        splits = {os.path.basename(folder) for folder in manifest.datasets(above).values()}
+    if name in splits:
+        new = some((classes or ())[len(base.classes or ()) :])
+        raise OptionError(
+            f"{growth.request.shown}: it has classes that are new: {new}. All splits are to number "
+            f"them alike: append to {printable(above, 4096)}, from a folder with a folder "
+            f"{printable(name)!r} in it. Nothing was appended"
+        )
 
 
 def _extended(

@@ -47,6 +47,7 @@ class Updated:
 
     out: str
     new: int = 0  # records
+    back: int = 0  # of these, those with keys of records that had been dropped
     changed: int = 0
     gone: int = 0  # from the source: dropped, unless they are to be kept
     unchanged: int = 0
@@ -71,6 +72,8 @@ class Updated:
             f"{printable(self.out, 4096)}: {self.new:,} new, {self.changed:,} changed, {gone}, "
             f"{self.unchanged:,} as they were{took}"
         ]
+        if self.back:
+            lines.append(f"{self.back:,} of the new ones had been dropped, and are back")
         if self.compared:
             lines.append(f"the contents of {self.compared:,} were compared")
         if self.assumed:
@@ -139,6 +142,7 @@ def update(
     for each in found.values():
         each.compare(done)
         done.new += len(each.new)
+        done.back += each.back
         done.changed += len(each.changed)
         done.gone += len(each.gone)
     known = done.gone + done.changed + done.unchanged
@@ -200,6 +204,12 @@ class _Found:
         self.gone = [*map(self._reader.number, places.values())]
         self.changed: list[tuple[int, int]] = []  # places in the listing, and numbers
         self.same: list[tuple[int, int]] = []
+
+    @property
+    def back(self) -> int:
+        """Return how many of the new ones have keys of records that were dropped."""
+        keys = {self.listing.keys[place] for place in self.new}
+        return len(self.split.alike(keys, dropped=True)) if len(self._reader.dropped) else 0
 
     def _refuse_alike(self, what: str, keys: list[bytes]) -> None:
         """Raise OptionError where two records have one key: nobody knows which became which."""

@@ -42,6 +42,7 @@ from shardio.packing.drop import drop
 from shardio.packing.gc import gc
 from shardio.packing.grow import build_all
 from shardio.packing.journal import WORK
+from shardio.packing.update import update
 from shardio.packing.versions import changing, diff, log
 from shardio.storage.location import locate
 
@@ -154,13 +155,6 @@ def test_they_are_skipped_or_replaced_on_request(out: Path, source: Path, more: 
 
 def _news() -> list[str]:
     return [f"{c}/new{i}.jpg" for c in ("class1", "a new one", "zebra") for i in range(2)]
-
-
-def test_what_was_dropped_may_come_again(out: Path, source: Path) -> None:
-    drop(out, keys=["class0/003.jpg"])
-    done = append(source, out, on_duplicate="skip")
-    assert (done.added, done.skipped) == (1, 23)
-    assert len(stored(out)) == 24
 
 
 def test_nothing_new_is_no_version(out: Path, source: Path) -> None:
@@ -482,3 +476,37 @@ def test_files_that_cannot_be_packed_leave_no_version_and_no_shard(
     only = plant(tmp_path / "only", {"class8/bad.jpg": b"bad"})
     assert append(only, out, on_error="skip").versions == {}
     assert "class8" not in (api.open(out).classes or ())
+
+
+def test_what_was_dropped_stays_so_where_duplicates_are_skipped(out: Path, tmp_path: Path) -> None:
+    """Else a nightly job over the whole folder would bring back who opted out."""
+    tree = images()
+    source = plant(tmp_path / "all", {**tree, "class0/new.jpg": noise("n", 500)})
+    gone = sorted(str(key) for key in tree)[:2]
+    drop(out, keys=gone)
+    done = append(source, out, on_duplicate="skip")
+    assert (done.added, done.skipped, done.hidden) == (1, 22, 2)
+    assert "2 records had been dropped, and stay so" in str(done)
+    assert not {*gone} & {*api.open(out).keys()}
+    alone = plant(tmp_path / "alone", {gone[0]: tree[gone[0]]})
+    assert append(alone, out).added == 1  # who asks for one gets it
+    again = update(source, out)
+    assert (again.new, again.back) == (1, 1) and "1 of the new ones had been dropped" in str(again)
+
+
+def test_splits_never_number_their_classes_apart(tmp_path: Path) -> None:
+    both = {f"{split}/{key}": data for split in ("train", "val") for key, data in images().items()}
+    out, more = tmp_path / "out", tmp_path / "more"
+    pack(plant(tmp_path / "src", both), out, splits=True, jobs=1)
+    plant(more, {"zebra/a.jpg": noise("z", 500)})
+    with pytest.raises(OptionError, match=r"classes that are new: zebra.*append to .*out"):
+        append(more, out / "train")
+    plant(tmp_path / "known", {"class0/a.jpg": noise("a", 500)})
+    assert append(tmp_path / "known", out / "train").added == 1
+    for split, name in (("train", "zebra"), ("val", "yak")):  # as releases before allowed
+        place, folder = out / split, tmp_path / f"{split}-away"
+        place.rename(folder)
+        append(plant(tmp_path / name, {f"{name}/b.jpg": noise(name, 500)}), folder)
+        folder.rename(place)
+    with pytest.raises(OptionError, match="splits number their classes apart"):
+        append(plant(tmp_path / "new", {"train/class0/c.jpg": noise("c", 500)}), out)
