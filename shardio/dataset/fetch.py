@@ -145,8 +145,7 @@ class Fetch:
     @property
     def rank_rows(self) -> int:
         """Return the records that one rank reads in this pass, or a few more."""
-        ranks = getattr(self.partition, "world_size", 1)
-        return -(-self.partition.epoch.records // ranks)
+        return -(-self.partition.epoch.records // self.partition.world_size)
 
     def following(self, row: Row) -> Iterator[Row]:
         """Yield the records that follow that of a row: of its shard, round, then of the next ones.

@@ -113,6 +113,7 @@ class Iteration(BatchIterator):
 
     def _begin(self, epoch: int, start: int, done: int) -> None:
         stream = self._stream
+        stream.name_pass(f"{self.number}")
         self.epoch = epoch
         self.start = start  # units consumed before
         self.done = done  # batches of this worker since then

@@ -217,6 +217,7 @@ class _MixedReader(ShareReader):
                 ((start, stop) for _, start, stop in group),
                 batch_size=math.ceil((share.batch_size or 1) * self.pattern.fraction(d)),
                 consumers=share.world_size * share.num_workers,
+                world_size=share.world_size,
             )
             reader = dataset.read_share(reads, self.consumers, options, hands_out=self.hands_out)
             for batch in reader:

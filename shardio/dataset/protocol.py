@@ -95,6 +95,9 @@ class BatchReader(Protocol):
     def device_crop(self) -> tuple[tuple[int, int], str] | None:
         """Return (H, W) and interpolation of DeviceCrops in items; None: there are none."""
 
+    def name_pass(self, pass_id: str, /) -> None:
+        """Name the pass that begins now in this process, as in all that make batches of it."""
+
     def read_share(
         self, share: Partition, consumers: Consumers, options: Options, /
     ) -> ShareReader:

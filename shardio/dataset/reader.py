@@ -325,7 +325,7 @@ class UnopenedShard:
     memory = 0
 
     def __init__(self, info: ShardInfo, error: DamageError) -> None:
-        self.name, self.records, self.error = info.name, info.records, error
+        self.name, self.records, self._text = info.name, info.records, str(error)
         self.sizes = np.broadcast_to(np.int64(0), info.records)
 
     def hold(self, start: int, stop: int) -> list[bytes | None]:
@@ -340,6 +340,11 @@ class UnopenedShard:
 
     def close(self) -> None:
         """Do nothing: nothing is open."""
+
+    @property
+    def error(self) -> DamageError:
+        """Return why it cannot be opened, anew: one that is raised often would grow."""
+        return DamageError(self._text)
 
     def __getattr__(self, name: str) -> Any:
         raise self.error

@@ -44,6 +44,7 @@ class RecordReader(ShareReader):
         self._begin, self._decoder, self._whole = fetch, decoder, whole
         self.record_name = record_name
         self._hands_out, self._skips = hands_out, skips
+        self._skipping: SkippingPass | None = None
 
     def __iter__(self) -> Iterator[Rows]:
         """Begin to read, and iterate over the rows of each batch."""
@@ -53,16 +54,17 @@ class RecordReader(ShareReader):
         self._make_batch = None if self._whole is None else self._whole.begin(fetch)
         if self._skips is None:
             return iter(fetch)
-        skipping = SkippingPass(self._skips, epoch.epoch, fetch.rank_rows, fetch.following)
-        self.make = partial(skipping.make, self.make)  # type: ignore[method-assign]
-        return skipping.of(fetch)
+        self._skipping = SkippingPass(self._skips, epoch.epoch, fetch.rank_rows, fetch.following)
+        return self._skipping.of(fetch)
 
     def rows(self, batch: Rows) -> Iterator[Row]:
         """Iterate over the rows of a batch, in order."""
         return self._fetch.rows(batch)
 
-    def make(self, row: Row, work: Progress) -> Any:
-        """Make the item of a row. Any thread may call it."""
+    def make(self, row: Row, work: Progress, skipping: bool = True) -> Any:
+        """Make the item of a row. Any thread may call it. skipping: another's, if it cannot."""
+        if skipping and self._skipping is not None:
+            return self._skipping.make(partial(self.make, skipping=False), row, work)
         sample, decoder = read(row), self._decoder
         number = work.number = row[0]
         work.key = sample[KEY]

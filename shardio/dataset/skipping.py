@@ -18,10 +18,9 @@ import secrets
 import threading
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
-from itertools import count, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
 from ..errors import (
@@ -40,7 +39,6 @@ from ..units import check_int, refuse_unknown, show_count
 
 IN_A_ROW = 100  # that end a pass, whatever is allowed
 _TEXT = 500  # characters that are kept of an error
-_PASSES = count()  # of this process
 
 
 @refuse_unknown
@@ -107,16 +105,18 @@ class Skips:
 
     def __init__(self, choice: Skip) -> None:
         self.choice = choice
+        self.pass_id = ""  # of the pass that begins now in this process: the same in all workers
         self._owner, self._file, self._name = 0, _NO_FILE, b""
         self.adopt()
 
     def __getstate__(self) -> dict[str, Any]:
         # A process that is started while this one lives has the file by this path.
         path = f"/proc/{os.getpid()}/fd/{self._file}" if self._file >= 0 else ""
-        return {"choice": self.choice, "owner": self._owner, "path": path, "name": self._name}
+        state = {"choice": self.choice, "owner": self._owner, "pass_id": self.pass_id}
+        return state | {"path": path, "name": self._name}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.choice, self._owner = state["choice"], state["owner"]
+        self.choice, self._owner, self.pass_id = state["choice"], state["owner"], state["pass_id"]
         self._file, self._name = _NO_FILE, state["name"]
         path = state["path"]
         with contextlib.suppress(OSError):  # it may be long ago, and that of another process now
@@ -147,13 +147,12 @@ class Skips:
         self._file = file
         weakref.finalize(self, os.close, file).atexit = False
 
-    def notes(self, start: int = 0) -> tuple[list[dict[str, Any]], int]:
-        """Return what was noted from a byte of the list on, and up to which byte that is."""
+    def read(self, start: int = 0) -> bytes:
+        """Return the whole lines of the list, from a byte of it on."""
         if self._file < 0:
-            return [], start
+            return b""
         data = os.pread(self._file, os.fstat(self._file).st_size - start, start)
-        whole = data[: data.rfind(b"\n") + 1]
-        return [*map(json.loads, whole.splitlines())], start + len(whole)
+        return data[: data.rfind(b"\n") + 1]
 
     def note(self, **values: Any) -> None:
         """Note something, in one write, so that those of several processes do not mix."""
@@ -163,7 +162,8 @@ class Skips:
 
     def skipped(self) -> list[Skipped]:
         """List what was skipped until now."""
-        return [Skipped(*note["skipped"]) for note in self.notes()[0] if "skipped" in note]
+        notes = map(json.loads, self.read().splitlines()[1:])
+        return [Skipped(*note["skipped"]) for note in notes]
 
     def log(self, skipped: Skipped) -> None:
         """Write a line to the user's file, if there is one. Raises StorageError."""
@@ -187,10 +187,15 @@ class SkippedInfo:
         for skips in self.skips:
             skips.adopt()
 
+    def name_pass(self, pass_id: str) -> None:
+        """Name the pass that begins now in this process, as in all that make batches of it."""
+        for skips in self.skips:
+            skips.pass_id = pass_id
+
     @property
     def skipped(self) -> list[Skipped]:
         """List the records that on_error="skip" has skipped, in this run, those of workers too."""
-        return [one for skips in self.skips for one in skips.skipped()]
+        return [one for skips in dict.fromkeys(self.skips) for one in skips.skipped()]
 
 
 class SkippingPass:
@@ -208,11 +213,8 @@ class SkippingPass:
         self._most = math.ceil(most * rows) if isinstance(most, float) else most
         self._rows, self._own, self._in_a_row = rows, 0, 0
         self._lock = threading.Lock()
-        self._read = 0  # bytes of the list
-        self._counts = Counter[str]()  # by pass of a process
-        self._newest = dict[int, tuple[str, int]]()  # of each process, and its epoch
-        self._id = f"{os.getpid()}-{next(_PASSES)}"
-        skips.note(begins=self._id, epoch=epoch, process=os.getpid())
+        self._read = self._noted = 0  # bytes of the list, and lines of this pass in these
+        self._id = skips.pass_id
 
     def of(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Iterate over the batches of the pass, and say at its end how many were skipped."""
@@ -267,7 +269,7 @@ class SkippingPass:
             self._in_a_row += 1
             if self._in_a_row >= IN_A_ROW:
                 raise SkipError(f"{one}: {IN_A_ROW} records in a row were skipped") from error
-        self._skips.note(skipped=one, of=self._id)
+        self._skips.note(of=self._id, skipped=one)
         self._skips.log(one)
         if (count := self._count()) > self._most:
             raise SkipError(
@@ -277,16 +279,12 @@ class SkippingPass:
             ) from error
 
     def _count(self) -> int:
-        """Count what all consumers have skipped in the passes over this epoch that they are at."""
+        """Count what all consumers have skipped in this pass."""
         with self._lock:
-            notes, self._read = self._skips.notes(self._read)
-            for note in notes:
-                if "begins" in note:
-                    self._newest[note["process"]] = note["begins"], note["epoch"]
-                elif "of" in note:
-                    self._counts[note["of"]] += 1
-            newest = self._newest.values()
-            return sum(self._counts[one] for one, epoch in newest if epoch == self._epoch)
+            data = self._skips.read(self._read)
+            self._read += len(data)
+            self._noted += data.count(json.dumps({"of": self._id})[1:-1].encode())
+            return self._noted
 
 
 _NO_FILE = -1

@@ -33,6 +33,7 @@ class Pass(NamedTuple):
     rank: int
     world_size: int
     consumers: Consumers
+    begun: int = 0  # tells passes that a process began apart; those that follow one have its own
 
     def assembler(self, stream: BatchReader, worker: int, workers: int) -> Assembler:
         """Return what assembles the batches of one worker."""

@@ -211,6 +211,11 @@ def _check(stream: Stream) -> None:
             "give one that does not, CenterCrop(size) or decode='numpy', and crop and flip whole "
             "batches behind the loader; or leave resident out"
         )
+    if stream.skips:
+        raise OptionError(
+            "resident reads each record once, and what it skips then would be no news in later "
+            "epochs: leave on_error out, or leave resident out"
+        )
     if stream.device_crop is not None:
         raise OptionError(
             "resident decodes once, and with decode='cuda' the device decodes in each epoch: give "

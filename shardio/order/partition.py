@@ -212,6 +212,7 @@ class RowRanges:
     ranges      (start, stop) in [0, N], ascending; each is a batch
     batch_size  records of a range, about
     consumers   how many such readers there are; each touches all spans
+    world_size  of how many ranks
     """
 
     epoch: Epoch
@@ -219,6 +220,7 @@ class RowRanges:
     _: KW_ONLY
     batch_size: int
     consumers: int = 1
+    world_size: int = 1
 
     @property
     def sharers(self) -> int:

@@ -19,15 +19,24 @@ import numpy as np
 from ..dataset.decode import Decoder
 from ..dataset.reader import Reader
 from ..dataset.sequence import ShardSequence
-from ..errors import OptionError, StorageError, printable
+from ..errors import (
+    BusyError,
+    DamageError,
+    NotPackedError,
+    OptionError,
+    StorageError,
+    printable,
+)
 from ..formats import manifest
-from ..formats.version import Numbers
+from ..formats.erased import after_erasing
+from ..formats.version import Numbers, history
 from ..names import key_bytes, key_text
 from ..order.subset import All, conditions, mark_where
 from ..storage import local
 from ..storage.local import LocalDirectory
 from ..storage.options import Storage
 from ..units import check_bool, show_count, show_size
+from . import journal, output_dir
 from .erase import Erasing, choose, erased_numbers
 from .pack import resumable
 from .place import Place, data_root, find_place
@@ -48,6 +57,7 @@ class Dropped:
     dry_run: bool = False
     erased: int = 0  # records whose bytes went, those that were dropped before included
     shards: int = 0  # that were written anew, without them
+    others: int = 0  # older versions with shards of their own, where nothing was erased
 
     def __repr__(self) -> str:
         return f"<{str(self).splitlines()[0]}>"
@@ -74,6 +84,12 @@ class Dropped:
                 f"`shardio gc {printable(self.out, 4096)} --keep 0s` removes the old files, which "
                 "still have the bytes",
             ]
+        if self.others and not self.dry_run:
+            lines.append(
+                f"{show_count(self.others, 'older version')} with other shards, as before a "
+                "compaction, may still show them: `shardio gc "
+                f"{printable(self.out, 4096)} --keep-versions 1 --keep 0s` removes these"
+            )
         return "\n".join(lines)
 
 
@@ -179,6 +195,28 @@ def _commit(done: Dropped, work: Sequence[_Work], progress: Progress | None) -> 
             after, files = with_excluded(new, one.excluded)
             new_version = commit(one.place, one.before, after, "drop", changes, files)
             done.versions[one.split] = new_version.version_id
+            if one.erasing and one.erasing.records:
+                done.others += _with_other_shards(one.place, new_version)
+                _drop_compaction(one.place, new_version)
+
+
+def _with_other_shards(place: Place, newest: manifest.Manifest) -> int:
+    """Count the versions that have shards which the newest has not, nor had before it erased."""
+    own = {digest.tobytes() for digest in newest.shard_sha256}
+    older = (after_erasing(one, newest) for one in history(place.location, newest))
+    return sum(any(digest.tobytes() not in own for digest in one.shard_sha256) for one in older)
+
+
+def _drop_compaction(place: Place, newest: manifest.Manifest) -> None:
+    """Remove what an interrupted `compact` built: it has the records, and cannot go on now."""
+    if not isinstance(place.location, LocalDirectory):
+        return
+    work = place.builds_in(None)
+    with contextlib.suppress(FileNotFoundError, BusyError, NotPackedError, DamageError):
+        with output_dir.own_unfinished(work) as owner:
+            if journal.parse(owner.journal(), work).dataset_id != newest.dataset_id:
+                owner.clean()
+        output_dir.remove_working_directory(work, [""])
 
 
 def _check(

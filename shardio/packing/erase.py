@@ -89,14 +89,23 @@ class Erasing:
         return after_erasing(after, after)
 
     def _values(self) -> list[tuple[Overlay, Opening, ShardInfo]]:
-        """Return the files of values for the shards that are written anew, of all versions."""
+        """Return the files of values for the shards that are written anew, of all versions.
+
+        In another version a shard of the same number may be another one: then its records are.
+        """
         index, newest = self.reader.index, self.reader.manifest
         found = {}
-        for one in history(index, newest):
-            opening = after_erasing(one, newest).opening(index)
+        for each in history(index, newest):
+            one = after_erasing(each, newest)
+            if one.dataset_id != newest.dataset_id:
+                continue
+            opening = one.opening(index)
             for number in self.numbers:
-                for each in files_of_shard(opening, number):
-                    found[each[-1].name] = each
+                same = (
+                    number < one.shards and one.shard(number).sha256 == newest.shard(number).sha256
+                )
+                for file in files_of_shard(opening, number) if same else ():
+                    found[file[-1].name] = file
         return [*found.values()]
 
     def _gone_of(self, opening: Opening, info: ShardInfo) -> int:

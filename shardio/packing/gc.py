@@ -137,6 +137,12 @@ def _clean_store(index: Target, keep_s: float, keep_versions: int | None, done: 
         )
     for one in going:
         if not done.dry_run:
+            # Who drops the same records again, or goes back, names what is here already.
+            if manifest.load(index).version_id != versions[0].version_id:
+                raise BusyError(
+                    f"{printable(index.url, 4096)}: something else changed this dataset meanwhile. "
+                    f"{len(done.removed):,} files were removed, which it did not name: run it again"
+                )
             index.remove(one.path)
         done.removed.append(f"{index.url}/{one.path}")
         done.bytes += one.size

@@ -516,6 +516,7 @@ def _add_shards(
     if (
         newest.shards != one.base.shards
         or newest.classes != one.base.classes
+        or (one.classes or ())[: len(newest.classes or ())] != (newest.classes or ())
         or (plan is not None and not one.takes(plan))
     ):
         raise BusyError(

@@ -7,6 +7,7 @@ import copy
 import functools
 import gc
 import json
+import math
 import os
 import pickle
 import random
@@ -14,6 +15,7 @@ import re
 import subprocess
 import sys
 import warnings
+import weakref
 from collections.abc import Collection
 from itertools import pairwise
 from pathlib import Path
@@ -35,6 +37,7 @@ from shardio import (
     SkipError,
     StorageError,
 )
+from shardio.dataset.fetch import Fetch
 
 COUNTS = [23, 0, 41, 3, 30]
 STARTS = [0, 23, 23, 64, 67, 97]
@@ -277,6 +280,78 @@ def test_each_pass_may_skip_as_many(folder: Path, loader: str) -> None:
         drain(loader_of(evaluation, "in this process"))
 
 
+@pytest.mark.parametrize("loader", LOADERS)
+def test_validation_passes_count_anew(folder: Path, loader: str) -> None:
+    spoil(folder, {1, 40})
+    options: dict[str, Any] = {"batch_size": 8, "decode": None, "on_error": Skip(most=2)}
+    for more in ({"shuffle": False}, {"tail": "exact", "seed": 3}):
+        dataset = ShardDataset(folder, **options, **more)
+        for _ in range(3):
+            assert len(drain(loader_of(dataset, loader))) == len(dataset)
+
+
+def test_passes_side_by_side_count_each_for_itself(folder: Path) -> None:
+    spoil(folder, {1, 40})
+    options: dict[str, Any] = {"batch_size": 8, "decode": None}
+    dataset = ShardDataset(folder, on_error=Skip(most=1), **options)
+    with pytest.raises(SkipError):
+        for _ in dataset:
+            next(iter(dataset.select(range(60, 90))))
+    dataset = ShardDataset(folder, on_error=Skip(most=2), **options)
+    for one in (dataset, dataset.select(range(N))):
+        drain(loader_of(one, "DataLoader fork"))
+    twins = [dataset.select(range(50)), dataset.select(range(50, N))]
+    mixture = ShardDataset.mix(twins, [1, 1])
+    assert len(mixture.skipped) == len(dataset.skipped) == 4
+
+
+def test_a_mixture_counts_the_share_of_a_rank(folder: Path) -> None:
+    spoil(folder, {1, 40, 60, 80})
+    both = [folder, make(folder.parent / "other", [97], image=lambda i: jpeg(500 + i))]
+    allowed = [math.ceil(0.02 * -(-N // 2)), 4]
+    for rank in (0, 1):
+        parts = [
+            ShardDataset(
+                one, batch_size=8, decode=None, rank=rank, world_size=2, on_error=Skip(most=0.02)
+            )
+            for one in both
+        ]
+        mixture = ShardDataset.mix(parts, [1, 1], length="last")
+        try:
+            drain(mixture)
+        except SkipError as error:
+            assert f"allows {allowed[0]}" in str(error)
+        else:
+            assert len(mixture.skipped) <= allowed[0]
+
+
+def test_what_is_read_once_skips_nothing(folder: Path) -> None:
+    dataset = ShardDataset(folder, batch_size=8, decode="numpy", on_error="skip")
+    with pytest.raises(OptionError, match="leave on_error out, or leave resident out"):
+        ShardLoader(dataset, num_workers=0, resident="ram")
+
+
+def test_a_pass_leaves_nothing_behind(folder: Path) -> None:
+    """No cycle that holds its bytes; no error that grows each time it is raised."""
+    shard_files(folder)[2].unlink()
+    dataset = ShardDataset(folder, batch_size=8, decode=None, on_error=MANY)
+    gc.collect()
+    gc.disable()
+    try:
+        items = iter(dataset)
+        next(items)
+        fetch = weakref.ref(next(one for one in gc.get_objects() if type(one) is Fetch))
+        del items
+        assert fetch() is None
+    finally:
+        gc.enable()
+    broken = dataset.reader.shard(2)
+    for _ in range(3):
+        with pytest.raises(DamageError) as raised:
+            broken.read(0)
+        assert len(raised.traceback) <= 3
+
+
 def test_a_hundred_in_a_row_end_the_pass(tmp_path: Path) -> None:
     folder = make(tmp_path, [300], image=jpeg)
     spoil(folder, range(40, 139))
@@ -359,8 +434,8 @@ def test_a_list_of_long_ago_leaves_other_files_alone(folder: Path, tmp_path: Pat
         assert was
         forged = sent.replace(was[0], b"\x8c" + bytes([len(path)]) + path)
         twin = pickle.loads(forged)
-        twin.skips[0].note(begins="x")
-        assert os.pread(other, 100, 0) == b"precious" and twin.skipped == []
+        twin.skips[0].note(of="x", skipped=[0, 1, "k", "s", 1, "e"])
+        assert os.pread(other, 100, 0) == b"precious" and len(twin.skipped) == 1
         os.close(other)
 
 

@@ -374,3 +374,22 @@ def test_restart_is_passed_on_by_the_command(out: Path, more: Path, tmp_path: Pa
     other = plant(tmp_path / "other", {"class2/x.jpg": noise("x", 300)})
     assert "--restart" in shardio("append", other, out, code=1).stderr
     assert shardio_json("append", other, out, "--restart")["added"] == 1
+
+
+def test_classes_that_others_brought_meanwhile_are_not_renamed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    folders = {
+        name: plant(tmp_path / name, {f"{name}/{i}.jpg": noise(f"{name}{i}", 300) for i in "12"})
+        for name in "acde"
+    }
+    api.pack(folders["a"], out, jobs=1)
+    first = api.log(out).versions[0].id
+    append(folders["c"], out, jobs=1)
+    other = api.log(out).versions[0].id
+    api.restore(out, first)
+    append(folders["d"], out, jobs=1)
+    append(folders["e"], out, jobs=1, part="1/1")
+    api.restore(out, other)
+    with pytest.raises(BusyError, match="something else was appended here meanwhile"):
+        commit(out, jobs=1)
+    assert api.open(out).classes == ["a", "c"]

@@ -715,3 +715,76 @@ def test_a_forged_name_of_a_file_of_values_is_damage(annotated: Any, what: bytes
     (out / "manifest.json").write_bytes(forged + seal)
     with pytest.raises(DamageError, match=r"manifest\.json: not a manifest"):
         api.open(out)
+
+
+# --- versions with other shards -------------------------------------------------------------------
+
+
+NAMES = [f"{c}/{i:03d}.jpg" for c in "ab" for i in range(20)]
+
+
+def captions(out: Path, version: str | None = None) -> dict[str, Any]:
+    rows = api.open(out, decode=None, version=version)
+    return {row["__key__"]: row.get("caption") for row in rows}
+
+
+def captioned(tmp_path: Path, names: list[str], size: str) -> Path:
+    out = tmp_path / "out"
+    api.pack(plant(tmp_path / "src", {n: noise(n, 300) for n in names}), out, shard_size=size)
+    annotate(out, {name: {"caption": f"of {name}"} for name in names})
+    return out
+
+
+@pytest.mark.parametrize(("before", "after"), [("2KB", "64KB"), ("64KB", "2KB")])
+def test_a_version_from_before_a_compaction_keeps_its_values(
+    tmp_path: Path, before: str, after: str
+) -> None:
+    out = captioned(tmp_path, NAMES, before)
+    old = log(out).versions[0].id
+    there = captions(out)
+    first, second, *_ = there
+    drop(out, keys=[first, second])  # so that numbers are others
+    api.compact(out, shard_size=after, jobs=1)
+    gone = next(iter(captions(out)))
+    done = drop(out, keys=[gone], erase=True)
+    assert done.erased == 1 and done.others > 0 and "may still show them" in str(done)
+    assert captions(out, old) == there
+    gc(out, keep_s=0)
+    assert captions(out, old) == there
+    gc(out, keep_s=0, keep_versions=1)
+    assert api.verify(out, dropped=[gone]).damages == []
+    assert captions(out) == {key: f"of {key}" for key in there if key not in (first, second, gone)}
+
+
+def test_a_shard_of_another_version_with_the_same_number_keeps_its_values(tmp_path: Path) -> None:
+    out = captioned(tmp_path, NAMES, "64KB")
+    first = log(out).versions[0].id
+    for name in "AB":
+        tree = {f"a/{name}{i}.jpg": noise(f"{name}{i}", 300) for i in range(6)}
+        api.append(plant(tmp_path / name, tree), out, jobs=1)
+        if name == "A":
+            annotate(out, {key: {"caption": f"of {key}"} for key in tree})
+            second, there = log(out).versions[0].id, captions(out)
+            restore(out, first)
+    drop(out, keys=["a/B2.jpg"], erase=True)
+    assert captions(out, second) == there
+
+
+def test_what_an_interrupted_compaction_built_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = captioned(tmp_path, NAMES, "2KB")
+    api.drop(out, keys=[NAMES[0]])
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shardio.packing.compact.commit", killed)
+        with pytest.raises(KeyboardInterrupt):
+            api.compact(out, shard_size="64KB", jobs=1)
+    assert list((out / ".shardio-append").glob(".shardio*"))
+    drop(out, keys=[NAMES[3]], erase=True)
+    gc(out, keep_s=0, keep_versions=1)
+    assert api.verify(out, dropped=[NAMES[3]]).damages == []
+    assert not (out / ".shardio-append").exists()
