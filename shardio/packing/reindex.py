@@ -493,22 +493,30 @@ def _moved(
 def _left(again: Again, index: Location) -> Iterator[_Records]:
     """Yield the records of files that changed or went, of each file by its last version.
 
-    A file may have gone with an earlier version, and be back. Raises DamageError.
+    A file may have gone with an earlier version, and be back. A run of images is no file: any that
+    was in it may be back, so each that there was is told, the newest first. Raises DamageError.
     """
-    seen = {again.found.names[number] for number in again.same}
+    runs = again.before.format == "imagefolder"
+    names = {again.found.names[number] for number in again.same}
+    seen: set[Any] = {
+        (again.before.names or ())[at] if not runs else again.before.shard(at).sha256
+        for at in again.same.values()
+    }
+    seen |= set() if runs else names
     kinds = {one.field: one.kind for one in again.before.overlays}
     for one in history(index, again.before):
         reader, opening = Reader(index, one), one.opening(index)
         for at, name in enumerate(one.names or ()):
-            if name in seen:
-                continue
-            seen.add(name)
             info, values = one.shard(at), {}
+            what = info.sha256 if runs else name
+            if what in seen:
+                continue
+            seen.add(what)
             for beside in one.overlays:
                 if at in beside.files and kinds.get(beside.field) == beside.kind:
                     with values_of(opening, beside.field, at, info.records) as files:
                         values[beside.field] = dict(newest_of(files))
-            if len(dropped := reader.dropped_in(at)) or values:
+            if len(dropped := reader.dropped_in(at)) or values or runs:
                 yield _Records(one, info, dropped, values)
 
 
@@ -521,9 +529,11 @@ def _places(
     """
     fresh = [number for number in range(after.shards) if number not in again.same]
     sides = {number: load(*_of(index, after, number)) for number in fresh}
+    numbers = {after.shard(number).name: number for number in fresh}
     keys: dict[int, list[tuple[_Records, int]]] = defaultdict(list)  # by hash
     contents: dict[int, list[tuple[_Records, int]]] = defaultdict(list)  # by checksum
     ranges = FOREIGN[after.format].file.ranges
+    newer: dict[str, set[int]] = defaultdict(set)  # by run: hashes of keys that it had since
     for one in left:
         side = _whole(index, one.one, one.info.number)
         twins = [n for n in fresh if after.shard(n).sha256 == one.info.sha256]  # of another name
@@ -532,12 +542,16 @@ def _places(
         for row in one.rows if side is not None else ():
             assert side is not None
             hashed = int(side.key_hashes[row])
+            if hashed in newer[one.info.name]:
+                continue
             if hashed != key_hash(own_key(one.info.name, row)):
                 keys[hashed].append((one, row))
             elif ranges:
                 contents[int(side.checksums[row])].append((one, row))
             else:
                 untold += not twins
+        if side is not None:
+            newer[one.info.name] |= {*side.key_hashes.tolist()}
         if untold and fresh and not forget:
             raise OptionError(
                 f"{printable(one.info.name)}: it changed, or is gone, and "
@@ -547,12 +561,17 @@ def _places(
                 "annotate them again"
             )
     for number, side in sides.items():
-        wanted: tuple[tuple[Column, dict[int, list[tuple[_Records, int]]]], ...] = (
-            (side.key_hashes, keys),
-            (side.checksums, contents),
+        wanted: tuple[tuple[str, dict[int, list[tuple[_Records, int]]]], ...] = (
+            ("key_hashes", keys),
+            ("checksums", contents),
         )
-        for column, known in wanted:
+        for column_name, known in wanted:
+            column: Column = getattr(side, column_name)
             places = np.flatnonzero(np.isin(column, np.array([*known], column.dtype)))
             for record in places.tolist():
-                for one, row in known[int(column[record])]:
-                    yield one, row, number, record
+                value = int(column[record])
+                # Files may have the same keys: a record is looked for in its own file first.
+                for one, row in known[value]:
+                    own = numbers.get(one.info.name, number)
+                    if own == number or value not in getattr(sides[own], column_name):
+                        yield one, row, number, record

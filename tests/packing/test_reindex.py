@@ -602,3 +602,52 @@ def test_files_in_a_store_are_told_by_their_tags(
     assert index(url, out=out, storage=storage, jobs=1).changed == ["d.tar"]
     there = api.Storage(options=options, root=url)
     assert rows(out, storage=there)[key(5)]["image"] == jpeg(1005)
+
+
+def tar_of(path: Path, first: int, count: int) -> None:
+    """A tar whose keys count from 0, as those of many writers do."""
+    with tarfile.open(path, "w") as tar:
+        for number in range(count):
+            for suffix, data in (("jpg", jpeg(first + number)), ("cls", b"%d" % (first // 100))):
+                member = tarfile.TarInfo(f"{number:04d}.{suffix}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+
+
+def test_files_with_the_same_keys_keep_each_its_own(tmp_path: Path) -> None:
+    first, second = tmp_path / "A.tar", tmp_path / "B.tar"
+    tar_of(first, 0, 5)
+    tar_of(second, 100, 5)
+    index(tmp_path, jobs=1)
+    annotate(tmp_path, np.arange(10) * 10, fields="num")
+    drop(tmp_path, where={"num": [10]})  # of the first
+    tar_of(first, 0, 6)
+    tar_of(second, 100, 6)
+    assert index(tmp_path, jobs=1).dropped == 1
+    rows = api.open(tmp_path, decode=None)
+    assert [(row["__key__"], row["label"], row["num"]) for row in rows] == [
+        *((f"{i:04d}", 0, 10 * i) for i in (0, 2, 3, 4)),
+        ("0005", 0, None),
+        *((f"{i:04d}", 1, 50 + 10 * i) for i in range(5)),
+        ("0005", 1, None),
+    ]
+
+
+def test_images_that_were_away_are_as_they_were(tmp_path: Path) -> None:
+    names = [f"{c}/{i:03d}.jpg" for c in "ab" for i in range(10)]
+    folder, away = plant(tmp_path / "src", {n: jpeg(i) for i, n in enumerate(names)}), []
+    index(folder, jobs=1)
+    annotate(folder, {name: {"caption": f"of {name}"} for name in names})
+    drop(folder, keys=["a/004.jpg", "a/006.jpg"])
+    restored = log(folder).versions[0].id
+    drop(folder, keys=["a/007.jpg"])
+    restore(folder, restored)  # so that one is there again
+    for name in ("a/004.jpg", "a/005.jpg", "a/007.jpg"):
+        away.append(tmp_path / name.replace("/", "-"))
+        (folder / name).rename(away[-1])
+    index(folder, jobs=1)
+    for name, path in zip(("a/004.jpg", "a/005.jpg", "a/007.jpg"), away, strict=True):
+        path.rename(folder / name)
+    index(folder, jobs=1)
+    rows = {row["__key__"]: row["caption"] for row in api.open(folder, decode=None)}
+    assert rows == {n: f"of {n}" for n in names if n not in ("a/004.jpg", "a/006.jpg")}
