@@ -10,6 +10,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from multiprocessing.context import BaseContext
 from typing import Any, NamedTuple
 
@@ -24,6 +25,9 @@ from .stats import BatchStats, PoolFigures
 OVER = "this pass was interrupted, or its loader closed: iterate anew"
 
 
+_POOLS = count()
+
+
 class Pass(NamedTuple):
     """Say what is to be read: the batches of one rank, from a place in an epoch to its end."""
 
@@ -33,7 +37,7 @@ class Pass(NamedTuple):
     rank: int
     world_size: int
     consumers: Consumers
-    begun: int = 0  # tells passes that a process began apart; those that follow one have its own
+    pool: int = 0  # the number of the pool
 
     def assembler(self, stream: BatchReader, worker: int, workers: int) -> Assembler:
         """Return what assembles the batches of one worker."""
@@ -75,6 +79,7 @@ class WorkerPool(ABC):
         self.options = options
         self.workers = max(1, options.workers)  # readers of the dataset
         self.passes = 0  # that were begun
+        self.number = next(_POOLS)  # of this process's pools
         self._owner = os.getpid()
         self._closer = weakref.finalize(self, _end, self._owner, end, *args)
 

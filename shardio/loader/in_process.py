@@ -57,7 +57,7 @@ class InProcessWorkers(WorkerPool):
         # Anew for each pass: a thread that hung in another one may still write there.
         whereabouts = Whereabouts(1, max(1, threads), shared=False)
         self._late = Late(whereabouts, self.options.timeout_s, self.options.patience_s)
-        self._stream.name_pass(f"{what.begun}-{self.passes}")
+        self._stream.name_pass(f"{what.pool}-{self.passes}")
         builder = BatchBuilder(
             *(what.assembler(self._stream, 0, 1), buffers, lambda collated, _: collated, emit),
             places=whereabouts.places(0),

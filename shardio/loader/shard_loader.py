@@ -21,7 +21,6 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from inspect import signature
-from itertools import count
 from multiprocessing.context import BaseContext
 from typing import Any, Literal, NoReturn
 
@@ -302,9 +301,6 @@ class ShardLoader:
         return (WorkerProcesses if self.num_workers else InProcessWorkers)(self.dataset, options)
 
 
-_BEGUN = count()  # passes of this process, of whatever loader
-
-
 class _PoolBatches(BatchIterator):
     """Iterate over the batches of a rank's share, which a pool builds: one pass, begun here."""
 
@@ -313,7 +309,7 @@ class _PoolBatches(BatchIterator):
     def __init__(self, pool: WorkerPool, options: Options, share: Partition) -> None:
         readers = consumers(share.world_size, pool.workers)
         place = share.epoch.epoch, share.start, share.rank, share.world_size
-        pool.begin(Pass(options, *place, readers, next(_BEGUN)), share.steps)
+        pool.begin(Pass(options, *place, readers, pool.number), share.steps)
         self._pool = pool
         self._left = share.steps
         self._pass = pool.passes

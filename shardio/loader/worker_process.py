@@ -147,7 +147,7 @@ class _Worker:
         _seed(key(_SEED, job.seed, what.epoch, what.rank, self._worker))
         emit = partial(self._emit, number)
         try:
-            job.stream.name_pass(f"{what.begun}-{number}")
+            job.stream.name_pass(f"{what.pool}-{number}")
             assembler = what.assembler(job.stream, self._worker, job.workers)
         except Exception as error:
             emit(Failure(error, ""), None)
