@@ -79,7 +79,7 @@ class WorkerPool(ABC):
         self.options = options
         self.workers = max(1, options.workers)  # readers of the dataset
         self.passes = 0  # that were begun
-        self.number = next(_POOLS)  # of this process's pools
+        self.pool_number = next(_POOLS)  # of this process's pools
         self._owner = os.getpid()
         self._closer = weakref.finalize(self, _end, self._owner, end, *args)
 

@@ -309,7 +309,7 @@ class _PoolBatches(BatchIterator):
     def __init__(self, pool: WorkerPool, options: Options, share: Partition) -> None:
         readers = consumers(share.world_size, pool.workers)
         place = share.epoch.epoch, share.start, share.rank, share.world_size
-        pool.begin(Pass(options, *place, readers, pool.number), share.steps)
+        pool.begin(Pass(options, *place, readers, pool.pool_number), share.steps)
         self._pool = pool
         self._left = share.steps
         self._pass = pool.passes

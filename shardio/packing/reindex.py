@@ -520,6 +520,25 @@ def _left(again: Again, index: Location) -> Iterator[_Records]:
                 yield _Records(one, info, dropped, values)
 
 
+def _matches(
+    sides: Mapping[int, Sidecar],
+    numbers: Mapping[str, int],
+    wanted: Mapping[str, Mapping[int, list[tuple[_Records, int]]]],
+) -> Iterator[tuple[_Records, int, int, int]]:
+    """Yield the records of files that were scanned which are wanted by a column of their index."""
+    for number, side in sides.items():
+        for name, known in wanted.items():
+            column: Column = getattr(side, name)
+            places = np.flatnonzero(np.isin(column, np.array([*known], column.dtype)))
+            for record in places.tolist():
+                value = int(column[record])
+                # Files may have the same keys: a record is looked for in its own file first.
+                for one, row in known[value]:
+                    own = numbers.get(one.info.name, number)
+                    if own == number or value not in getattr(sides[own], name):
+                        yield one, row, number, record
+
+
 def _places(
     again: Again, after: Manifest, index: Location, left: Iterable[_Records], forget: bool
 ) -> Iterator[tuple[_Records, int, int, int]]:
@@ -560,18 +579,4 @@ def _places(
                 f"{after.format}. Nothing was changed. --forget takes them for new ones: drop or "
                 "annotate them again"
             )
-    for number, side in sides.items():
-        wanted: tuple[tuple[str, dict[int, list[tuple[_Records, int]]]], ...] = (
-            ("key_hashes", keys),
-            ("checksums", contents),
-        )
-        for column_name, known in wanted:
-            column: Column = getattr(side, column_name)
-            places = np.flatnonzero(np.isin(column, np.array([*known], column.dtype)))
-            for record in places.tolist():
-                value = int(column[record])
-                # Files may have the same keys: a record is looked for in its own file first.
-                for one, row in known[value]:
-                    own = numbers.get(one.info.name, number)
-                    if own == number or value not in getattr(sides[own], column_name):
-                        yield one, row, number, record
+    yield from _matches(sides, numbers, {"key_hashes": keys, "checksums": contents})
