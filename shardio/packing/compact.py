@@ -26,13 +26,12 @@ from ..dataset.reader import Reader
 from ..dataset.sequence import stored_of
 from ..errors import BusyError, DamageError, ExistsError, OptionError, StorageError, printable
 from ..formats import manifest
-from ..formats.base import Overlay, ShardInfo
-from ..formats.manifest import Manifest, overlay_name
-from ..formats.overlay import ROW, OverlaidShard, overlay_schema, without_overlays
+from ..formats.base import Overlay
+from ..formats.manifest import Manifest
+from ..formats.overlay import OverlaidShard, without_overlays
 from ..formats.record import erased_in
 from ..formats.sample import Sample, Schema
 from ..formats.version import NONE, Numbers, SourceNotes, history, load_excluded, load_sources
-from ..names import KEY
 from ..storage import local, lock
 from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate
@@ -44,8 +43,8 @@ from .options import ADVICE, PackOptions, PathLike, PlanOptions
 from .pack import resumable
 from .plan import make_plan, usual_shard_size
 from .process_pool import Progress, Report, processes
-from .shard_writer import ShardWriter
 from .sources.base import Listing, Problem, Read, Rejected, Source, bytewise, listed
+from .values_file import write_values
 from .versions import changing, commit, version_lines, with_excluded
 
 COMMAND = "compact"  # in the log
@@ -439,8 +438,12 @@ def _carried(one: _Work, newest: Manifest) -> Iterator[Overlay]:
         files = {}
         for number, (start, stop) in enumerate(itertools.pairwise(one.plan.bounds.tolist())):
             values = _values_of(reader, old, one.numbers[start:stop])
-            if (found := _written(one, old, number, values)) is not None:
-                files[number] = (found,)
+            if (first := next(values, None)) is not None:
+                where, all_values = (
+                    (one.folder, one.plan.dataset_id),
+                    itertools.chain([first], values),
+                )
+                files[number] = (write_values(*where, old, number, all_values, []),)
         if files or old.added:
             yield replace(old, files=files)
 
@@ -458,23 +461,3 @@ def _values_of(reader: Reader, old: Overlay, numbers: Numbers) -> Iterator[tuple
                 for place, record in zip(own[has].tolist(), records[has].tolist(), strict=True):
                     found[first + place] = shard.value_of(old.field, record)
         yield from sorted(found.items(), key=operator.itemgetter(0))
-
-
-def _written(
-    one: _Work, old: Overlay, number: int, values: Iterable[tuple[int, Any]]
-) -> ShardInfo | None:
-    """Write the values of a field for one new shard; None: it has none."""
-    schema = overlay_schema(old.field, old.kind)
-    writer = ShardWriter(one.folder, local.token(), schema, one.plan.dataset_id, number)
-    try:
-        for row, value in values:
-            writer.write({KEY: b"%d" % row, ROW: row, old.field: value})
-            writer.flush()
-        if not writer.records:
-            return None
-        info = writer.finish()
-        info = replace(info, name=overlay_name(number, info.sha256))
-        writer.commit(info.name)
-        return info
-    finally:
-        writer.discard()
