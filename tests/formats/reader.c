@@ -223,6 +223,7 @@ static Json *overlays(Json *m) {
 /* Reads a file's name, count, bytes, SHA-256 and index checksum, from place `at` of a list on; where
  * records were erased since, those of the file that took its place. */
 static File file_of(Json *of, int at, const char *prefix, u64 number, Json *erased) {
+    check(of->n == (u64)at + 5, "a list of another length");
     File got = {"", get(of, NULL, at + 1, "i")->n, get(of, NULL, at + 2, "i")->n, {0}, {0}};
     const char *sha256 = digits(of, at + 3, &got.sha256);
     digits(of, at + 4, &got.checksum);
@@ -231,6 +232,7 @@ static File file_of(Json *of, int at, const char *prefix, u64 number, Json *eras
     for (u64 rounds = erased ? erased->n : 0; rounds--;)
         for (Json *e = erased->child; e; e = e->next) {
             if (!is(get(e, NULL, 0, "s")->text, got.name)) continue;
+            check(e->n == 5, "a list of another length");
             got.bytes = get(e, NULL, 1, "i")->n;
             if (*prefix) got.count -= get(e, NULL, 4, "i")->n; /* values that are gone */
             sha256 = digits(e, 2, &got.sha256), digits(e, 3, &got.checksum);
@@ -246,7 +248,7 @@ static const u8 *hidden(const char *dir, Json *m, const u8 *id, u64 records, u64
     *count = 0;
     if (!excluded || excluded->kind == 'n') return NULL;
     sprintf(name, "excluded-%.8s.bin", digits(excluded, 2, &sum));
-    check(is(get(excluded, NULL, 0, "s")->text, name), "the name of its excluded records");
+    check(excluded->n == 3 && is(get(excluded, NULL, 0, "s")->text, name), "the name of its excluded records");
     Span all = load(dir, name, 32 + 8 * records);
     check(is(sum, sha256(all.at, size_of(all))), "not the file of the manifest");
     check(size_of(all) > 32 && !memcmp(all.at, "\x89SHX\r\n\x1a\n", 8), "it has no header");
@@ -262,7 +264,7 @@ static u64 fields_of(Json *m, Field **into, u64 *stored) { /* what shards store,
     u64 wide = 0, k;
     for (Json *f = get(m, "fields", 0, "[")->child; f; f = f->next, wide++) {
         fields[wide] = (Field){get(f, NULL, 0, "s")->text, kind_of(get(f, NULL, 1, "s")->text)};
-        check((fields[wide].kind == 'k') == !wide, "its fields");
+        check((fields[wide].kind == 'k') == !wide && f->n == 2, "its fields");
     }
     check(wide && wide <= MAX_FIELDS && is(fields->name, "__key__"), "its fields");
     *stored = wide;
@@ -317,6 +319,9 @@ static void dataset(const char *dir, const char *version) {
         check(!memcmp(get(m, "sha256", 0, "s")->text.at, version, 16), "not what its name says");
         erased = get(newest, "erased", 0, "?[");
     }
+    static const char *const grown[] = {"excluded", "sources", "overlays", "commit", "erased"};
+    for (int k = 0; k < 5 && !get(m, "version", 0, "i")->n; k++)
+        check(!get(m, grown[k], 0, "?n[{sitf-d"), "members that version 0 has not");
     if (!is(get(m, "shard_format", 0, "s")->text, "record"))
         fail(UNKNOWN, "its shards are of another format");
     const char *hex = digits(get(m, "dataset_id", 0, "s"), -1, &text);

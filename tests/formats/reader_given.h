@@ -83,7 +83,7 @@ static const char *sha256(const u8 *data, u64 size) { /* as 64 hex digits, until
     for (u64 i = 0; i + 64 <= size; i += 64) sha_block(h, data + i);
     if (rest) memcpy(last, data + size - rest, rest);
     last[rest] = 0x80;
-    for (int i = 0; i < 8; i++) last[end - 1 - i] = (u8)(size * 8 >> 8 * i);
+    for (u64 i = 0; i < 8; i++) last[end - 1 - i] = (u8)(size * 8 >> 8 * i);
     for (u64 i = 0; i < end; i += 64) sha_block(h, last + i);
     for (int i = 0; i < 8; i++) sprintf(text + 8 * i, "%08x", (unsigned)h[i]);
     return text;
@@ -212,7 +212,7 @@ static Item item(Span *from) {
     int t = *take(from, 1);
     Item got = {0};
     if (t < 0x80 || t >= 0xe0) got.kind = t < 0x80 ? 'i' : '-', got.n = (u64)(int64_t)(int8_t)t;
-    else if (t < 0xc0) got.kind = t < 0x90 ? '{' : t < 0xa0 ? '[' : 's', got.n = t & (t < 0xa0 ? 15 : 31);
+    else if (t < 0xc0) got.kind = t < 0x90 ? '{' : t < 0xa0 ? '[' : 's', got.n = (u64)t & (t < 0xa0 ? 15 : 31);
     else if (t == 0xc0) got.kind = 'n';
     else if (t == 0xc2 || t == 0xc3) got.kind = 'b', got.n = t & 1;
     else if (t >= 0xc4 && t <= 0xc9) got.kind = t < 0xc7 ? 'y' : 'x', got.n = be(from, 1 << (t - 0xc4) % 3);
@@ -285,7 +285,7 @@ static Span string(Span *from) { /* with a NUL behind it */
         }
         check(c >> 10 != 0x37, "half of a pair");
         int more = c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
-        *end++ = (u8)(0xf00 >> more | c >> 6 * more);
+        *end++ = (u8)(0xff00 >> (more + 1) | c >> 6 * more);
         while (more--) *end++ = (u8)(0x80 | (c >> 6 * more & 63));
     }
     take(from, 1);
