@@ -125,7 +125,10 @@ static void check_column(Span *about, Span *rest, u64 n, Field *fields, u64 widt
     u64 field = 0, i;
     while (field < width && !same(fields[field].name, name)) field++;
     check(field < width && strchr("ifb", fields[field].kind), "a column of no field");
-    check(size_of(dtype) == 3 && strchr("buif", dtype.at[1]) && strchr("1248", dtype.at[2]), "a column");
+    char word[8] = "";
+    check(size_of(dtype) == 3 && !memchr(dtype.at, ' ', 3), "a column");
+    sprintf(word, " %.3s ", (const char *)dtype.at);
+    check(strstr(" |b1 |i1 |u1 <i2 <u2 <i4 <u4 <i8 <u8 <f4 <f8 ", word) && word[4], "a column");
     int bytes = dtype.at[2] - '0', type = dtype.at[1];
     const u8 *cells = take(rest, n * (u64)bytes), *is_there = NULL;
     if (want(about, 'b').n) is_there = take(rest, n);

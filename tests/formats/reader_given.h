@@ -208,6 +208,19 @@ static u64 widened(u32 bits) { /* a float's bits: those of the same double */
     memcpy(&narrow, &bits, 4), wide = narrow, memcpy(&got, &wide, 8);
     return got;
 }
+static int is_utf8(Span text) { /* no surrogates, nothing longer than needed, up to U+10FFFF */
+    while (text.at < text.end) {
+        u32 c = *text.at++;
+        int more = c < 0x80 ? 0 : c < 0xc2 ? -1 : c < 0xe0 ? 1 : c < 0xf0 ? 2 : c < 0xf5 ? 3 : -1;
+        if (more < 0 || (u64)more > size_of(text)) return 0;
+        c &= more ? 63u >> more : 127;
+        for (int k = more; k--; c = c << 6 | (*text.at++ & 63))
+            if (*text.at >> 6 != 2) return 0;
+        if ((more == 2 && (c < 0x800 || c >> 11 == 0x1b)) || (more == 3 && (c < 0x10000 || c >> 16 > 16)))
+            return 0;
+    }
+    return 1;
+}
 static Item item(Span *from) {
     int t = *take(from, 1);
     Item got = {0};
@@ -229,6 +242,7 @@ static Item item(Span *from) {
     else check(0, "a msgpack byte that means nothing");
     if (got.kind == 'x') got.code = (int8_t)*take(from, 1);
     if (strchr("syx", got.kind)) got.data = part(from, got.n);
+    check(got.kind != 's' || is_utf8(got.data), "a text that is no UTF-8");
     return got;
 }
 static Item want(Span *from, char kind) {
