@@ -563,7 +563,7 @@ def _check_version(data: bytes, where: str) -> None:
 def _parse(data: bytes, where: str) -> Manifest:
     start = data.index(_SHARDS)
     end = data.rindex(b"],\n")
-    if data.find(b'"sha256"', end) != end + 3:
+    if not _DIGEST.match(data, end + 3):
         raise ValueError("something stands behind its shards")
     head = json.loads(data[:start] + b'"shards": []}')
     _check_head(head)

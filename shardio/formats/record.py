@@ -748,7 +748,8 @@ def _check_magic(
         )
     if version > ERASED:
         raise VersionError(
-            f"{file.name}: format version {version}; this shardio reads up to {ERASED}"
+            f"{file.name}: format version {version}; this shardio reads up to {ERASED}. A newer "
+            "one wrote it: install that one"
         )
     if kind != XXH3_64:
         raise VersionError(f"{file.name}: checksum kind {kind}; this shardio knows kind {XXH3_64}")
