@@ -655,7 +655,7 @@ def test_a_state_goes_on_with_the_values_of_its_version(out: Path) -> None:
     state, expected = begun()
     annotate(out, {key: {"label": 2, "text": "x"} for key in keys})
     data = ShardDataset(out, batch_size=4, decode=None, fields=("__key__", "image", "label"))
-    with pytest.warns(UserWarning, match="is of the one that was packed"):
+    with pytest.warns(UserWarning, match="is of the first version of"):
         data.load_state_dict(state)
     assert [(key, label.tolist()) for key, _, label in data] == expected
     newest, rest = begun()
