@@ -163,8 +163,13 @@ TAG = Command(
     option("name", "TAG"),
     option("--version", "ID"),
     option("--remove"),
+    option("--force"),
     *STORE,
-    examples=("shardio tag packed v2", "shardio tag packed paper --version v1"),
+    examples=(
+        "shardio tag packed v2",
+        "shardio tag packed paper --version v1",
+        "shardio tag packed newest --force",
+    ),
 )
 
 RESTORE = Command(
