@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from ..errors import OptionError, StorageError, printable
-from .command import FIELDS, JOBS, OUT, RESUME_HINT, ROOT, STORE, Command, option, read_fields
+from .command import JOBS, OUT, RESUME_HINT, ROOT, STORE, Command, option, read_fields
 from .output import Output
 
 
@@ -103,7 +103,13 @@ ANNOTATE = Command(
     "packing.annotate:annotate storage.options:Storage",
     OUT,
     option("table", "TABLE", "a .csv, .tsv, .jsonl, .parquet or .npy with the values"),
-    FIELDS,
+    option(
+        "--fields",
+        "NAME=THEIRS,...",
+        "the fields to write, and the columns they come from, where these are called otherwise: "
+        "label,caption=text writes label, and caption from the column text; default: all columns. "
+        "An array needs the name of one field",
+    ),
     option("--key", "COLUMN"),
     option("--missing", choices=("error", "none")),
     option("--unknown", choices=("error", "ignore")),

@@ -213,6 +213,12 @@ def test_a_wrong_command_or_option_is_answered_with_the_right_one() -> None:
         ),
         ("pack a b --shuffel=3", "no option is called --shuffel; did you"),
         ("ls a --split train", "no option is called --split; a split is .*: OUT/train"),
+        (
+            "tag a v1 --keys k",
+            "no option is called --keys; it belongs to `shardio export`, `shardio drop`\n",
+        ),
+        ("drop a --key k", "--key; it belongs to .*`shardio annotate`; did you mean '--keys'\\?"),
+        ("append a b --gone drop", "--gone; it belongs to `shardio index`, `shardio update`\n"),
         ("pack a b c", "shardio pack: 'c' is one more than it takes\nusage: shardio pack SRC OUT"),
         ("--json info a", "shardio info: --json goes behind the command"),
         ("explain a --unit x", "argument --unit: 'x': expected a whole number"),
