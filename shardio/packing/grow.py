@@ -317,7 +317,7 @@ def _take_plans(growth: Growth, packing: PackCall) -> bool:
 
 def _list(growth: Growth, packing: PackCall) -> None:
     """List the source for all splits. Raises OptionError, SourceError."""
-    folder, call = growth.folder, growth.call
+    call = growth.call
     request = with_kind(growth.request, growth.place.location, None, call.executor)
     if call.ahead:
         sources.check_pieces(request)
@@ -326,14 +326,8 @@ def _list(growth: Growth, packing: PackCall) -> None:
     reencode.check_tools(options)
     bases = {one.name: one.base for one in growth.work}
     names = sources.split_names(request)
-    for name in names:
-        if name not in bases:
-            there = ", ".join(map(printable, bases))
-            what = f"the splits {there}" if "" not in bases else "one dataset, and no splits"
-            raise OptionError(
-                f"{request.shown}: it has the split {printable(name)!r}, and {printable(folder)} "
-                f"has {what}. Give the folder of one, and the directory of one"
-            )
+    if not names or not bases.keys() >= {*names}:  # none: there is no folder in it
+        raise OptionError(f"{request.shown}: {_of_splits(growth, names)}")
     listings = dict(zip(names, list_splits(request, options, names, None), strict=True))
     classes = _extended(_with_most_classes(growth), listings, request)
     _refuse_one_split(growth, classes)
@@ -346,6 +340,25 @@ def _list(growth: Growth, packing: PackCall) -> None:
             if (keys := listing.source.keys(listing.own_places)) is not None:
                 listing = replace(listing, keys=[*keys])
             one.listing = listing
+
+
+def _of_splits(growth: Growth, names: Sequence[str]) -> str:
+    """Say what to give where the folders of a source are not the splits of the dataset."""
+    source, folder = growth.request.shown, printable(growth.folder, 4096)
+    there = [one.name for one in growth.work]
+    if there == [""]:
+        return (
+            f"it has the splits {some(names)}, and {folder} is one dataset without splits. Give "
+            f"one of them: {source}/{printable(names[0])}"
+        )
+    others = [name for name in names if name not in there]
+    advice = f"If it is all of one split, give that one as OUT: {folder}/{printable(there[0])}"
+    if len(others) < len(names):
+        advice = f"Leave {some(others)} out, or pack it as a dataset of its own"
+    return (
+        f"expected the folders {some(there)}, since {folder} has these splits; found "
+        f"{some(names) if names else 'no folder'}. {advice}"
+    )
 
 
 def _as_packed(base: Manifest, read: SourceOptions | None, restart: bool) -> PackCall:
@@ -440,9 +453,13 @@ def _same_fields(
     expected = base.stored_schema.fields[1:]
     if set(expected) != set(listing.fields):
         shown = (", ".join(f"{n} ({k})" for n, k in pairs) for pairs in (expected, listing.fields))
+        advice = "--fields NAME=THEIRS names fields of the source"
+        lacks = [name for name, _ in expected if name not in dict(listing.fields)]
+        if lacks == ["label"] and request.kind in PLAIN:
+            advice = "If it is the folder of one class, give the folder above, in which it lies"
         raise OptionError(
             f"{request.shown}: its fields are not those of the dataset, {base.where}: expected "
-            "{}; found {}. --fields NAME=THEIRS names fields of the source".format(*shown)
+            "{}; found {}. {}".format(*shown, advice)
         )
     return expected
 
