@@ -102,7 +102,7 @@ ANNOTATE = Command(
     _annotate,
     "packing.annotate:annotate storage.options:Storage",
     OUT,
-    option("table", "TABLE", "a .csv, .tsv, .jsonl, .parquet or .npy with the values"),
+    option("table", "TABLE", "a .csv, .tsv, .jsonl, .parquet or .npy with the values", nargs="?"),
     option(
         "--fields",
         "NAME=THEIRS,...",
@@ -113,12 +113,14 @@ ANNOTATE = Command(
     option("--key", "COLUMN"),
     option("--missing", choices=("error", "none")),
     option("--unknown", choices=("error", "ignore")),
+    option("--remove", "NAME", action="append"),
     option("--dry-run"),
     ROOT,
     *STORE,
     examples=(
         "shardio annotate packed captions.csv --fields caption=text",
         "shardio annotate packed clip.npy --fields clip",
+        "shardio annotate packed --remove captoin",
     ),
 )
 
