@@ -136,6 +136,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plant(folder / "new-photos", {"cat/new.jpg": picture(30, 8), "eel/new.jpg": picture(31, 8)})
     lines = [f"{path},a {os.path.dirname(path)}" for path in tree]
     (folder / "captions.csv").write_text("\n".join(["path,text", *lines]))
+    wrong = "--fields", "captoin=text"
+    shardio("annotate", folder / "packed", folder / "captions.csv", *wrong)
     np.save(folder / "clip.npy", np.zeros((8, 4), np.float32))
     (folder / "opted-out.txt").write_text("cat/1.jpg\ndog/2.jpg\n")
     (folder / "erased.txt").write_text("cat/77.jpg\n")
