@@ -48,6 +48,7 @@ COMMANDS = (
     *(EXPLAIN, TUNE, BENCH, COPY, CACHE, COMPLETION),
 )
 FIRST = (PACK, VIEW, BENCH)  # what a newcomer runs, by its first example
+_SHOWN = 5  # commands that are named
 _MOST_COLUMNS = 100  # of help: longer lines are hard to read
 
 
@@ -115,8 +116,18 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{name} goes behind the command")
         guess = there_are(known, name).rpartition(": ")[2]
         advice = f"; {guess}" if guess.endswith("?") else ""
+        others = [one.name for one in COMMANDS if name in dict(one.options)]
         if name == "--split" and not advice:  # as in Python
             advice = "; a split is the dataset in a folder of its own: OUT/train"
+        elif others:
+            more = ", ..." if len(others) > _SHOWN else ""
+            advice = (
+                f"; it belongs to {', '.join(f'`shardio {one}`' for one in others[:_SHOWN])}{more}"
+            )
+            import difflib  # 5 ms, on the way to an error only
+
+            if close := difflib.get_close_matches(name, known, 1, cutoff=0.85):
+                advice += f"; did you mean {close[0]!r}?"
         self.error(f"no option is called {printable(name)}{advice}")
 
 

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from ..errors import OptionError, StorageError, printable
-from .command import FIELDS, JOBS, OUT, RESUME_HINT, ROOT, STORE, Command, option, read_fields
+from .command import JOBS, OUT, RESUME_HINT, ROOT, STORE, Command, option, read_fields
 from .output import Output
 
 
@@ -102,17 +102,25 @@ ANNOTATE = Command(
     _annotate,
     "packing.annotate:annotate storage.options:Storage",
     OUT,
-    option("table", "TABLE", "a .csv, .tsv, .jsonl, .parquet or .npy with the values"),
-    FIELDS,
+    option("table", "TABLE", "a .csv, .tsv, .jsonl, .parquet or .npy with the values", nargs="?"),
+    option(
+        "--fields",
+        "NAME=THEIRS,...",
+        "the fields to write, and the columns they come from, where these are called otherwise: "
+        "label,caption=text writes label, and caption from the column text; default: all columns. "
+        "An array needs the name of one field",
+    ),
     option("--key", "COLUMN"),
     option("--missing", choices=("error", "none")),
     option("--unknown", choices=("error", "ignore")),
+    option("--remove", "NAME", action="append"),
     option("--dry-run"),
     ROOT,
     *STORE,
     examples=(
         "shardio annotate packed captions.csv --fields caption=text",
         "shardio annotate packed clip.npy --fields clip",
+        "shardio annotate packed --remove captoin",
     ),
 )
 
@@ -163,8 +171,13 @@ TAG = Command(
     option("name", "TAG"),
     option("--version", "ID"),
     option("--remove"),
+    option("--force"),
     *STORE,
-    examples=("shardio tag packed v2", "shardio tag packed paper --version v1"),
+    examples=(
+        "shardio tag packed v2",
+        "shardio tag packed paper --version v1",
+        "shardio tag packed newest --force",
+    ),
 )
 
 RESTORE = Command(

@@ -81,8 +81,7 @@ def version_of_state(state: Any, reader: Reader) -> StateVersion | None:
         return None
     path = printable(without_secrets(reader.index.url))
     texts = [
-        f"version {one}" if one else "the one that was packed"
-        for one in (version, own.partition("@")[2])
+        f"version {one}" if one else "the first version" for one in (version, own.partition("@")[2])
     ]
     what = f"{texts[0]} of {path}, and this is {texts[1]}"
     try:

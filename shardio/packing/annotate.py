@@ -9,15 +9,18 @@ of each shard, and not the dataset.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import itertools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from ..dataset.decode import Decoder
 from ..dataset.reader import Reader
+from ..dataset.sequence import ShardSequence
 from ..errors import OptionError, printable, there_are
 from ..formats import manifest
 from ..formats.base import Opening, Overlay, ShardInfo
@@ -39,6 +42,8 @@ _SHOWN = 10  # keys that are named
 # A file of values before is written anew with the new ones if it has at most so many times as many.
 # So a field has few files in a shard, and correcting few values of many costs few.
 _LARGER = 4
+_LOOKED = 1000  # arrays that keep their values, with which others are compared
+_ALIKE = 0.8  # of names of fields, by difflib: caption and captoin are
 
 
 @dataclass
@@ -49,6 +54,8 @@ class Annotated:
     fields: dict[str, str] = field(default_factory=dict)  # kinds by name
     records: int = 0  # that were annotated
     missing: int = 0  # records of a field that is new that have no value: None
+    similar: dict[str, str] = field(default_factory=dict)  # new fields, and what may be meant
+    removed: list[str] = field(default_factory=list)  # fields whose values were taken away
     unknown: list[str] = field(default_factory=list)  # keys that no record has
     versions: dict[str, str] = field(default_factory=dict)  # the new ones, by split
     dry_run: bool = False
@@ -57,10 +64,19 @@ class Annotated:
         return f"<{str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
-        verb = "would be annotated" if self.dry_run else "annotated"
+        would, shown = "would be " if self.dry_run else "", printable(self.out, 4096)
+        if self.removed:
+            named = ", ".join(map(printable, self.removed))
+            lines = [f"{shown}: what was annotated of {named} {would or 'is '}taken away"]
+            return "\n".join(lines + version_lines(self.versions))
         named = ", ".join(f"{printable(name)} ({kind})" for name, kind in self.fields.items())
         records = show_count(self.records, "record")
-        lines = [f"{printable(self.out, 4096)}: {records} {verb}: {named}"]
+        lines = [f"{shown}: {records} {would}annotated: {named}"]
+        for name, meant in self.similar.items():
+            lines.append(
+                f"{printable(name)!r} is a new field: did you mean {printable(meant)!r}? `shardio "
+                f"annotate {shown} --remove {printable(name)}` takes it away"
+            )
         if self.missing:
             lines.append(f"{show_count(self.missing, 'record')} without a value: None")
         if self.unknown:
@@ -87,12 +103,13 @@ class _Work:
 
 def annotate(
     path: str | os.PathLike[str],
-    table: Any,
+    table: Any = None,
     *,
     fields: Mapping[str, str] | Iterable[str] | None = None,
     key: str | None = None,
     missing: str = "error",
     unknown: str = "error",
+    remove: Iterable[str] | None = None,
     dry_run: bool = False,
     storage: Storage | None = None,
 ) -> Annotated:
@@ -105,9 +122,12 @@ def annotate(
     fields   which to take, and by which name: caption=text, label; default: all columns. An array
              needs one name
     key      the column that has the keys; default: __key__, key, path, file_name or the like
-    missing  records without a row, of a field that is new: "error", or "none": they get None. Of a
-             field that there is they keep what they have
+    missing  records without a row, of a field that is new, and cells of a table that are empty:
+             "error", or "none": they get None. Of a field that there is, records without a row
+             keep what they have
     unknown  keys that no record has: "error", or "ignore": they are listed
+    remove   instead of a table: fields whose annotated values are taken away. A field that was
+             added is gone then; one that was packed has the values again that were packed
     dry_run  say what would be annotated, and change nothing
     storage  a shardio.Storage: how an object store is reached; its `root`: where files of others
              are, when `shardio index --out` put their index elsewhere
@@ -123,10 +143,21 @@ def annotate(
                 f"{option} is {printable(repr(value))}; expected 'error' or {other!r}"
             )
     top, data = find_place(path, storage), data_root(storage)
+    if remove is not None:
+        if (table, fields, key) != (None, None, None):
+            raise OptionError("annotate: give a table, or fields to remove (--remove), not both")
+        return _remove(top, [remove] if isinstance(remove, str) else [*remove], dry_run)
+    if table is None:
+        raise OptionError("annotate: give a table of values, or the fields to remove (--remove)")
     shown, datasets = printable(top.url, 4096), top.datasets()
     for place in datasets.values():
         manifest.load(place.location)  # explains what is there, if it is nothing
     given, done = read_values(table, fields, key), Annotated(top.url, dry_run=dry_run)
+    if given.empty and missing == "error":
+        raise OptionError(
+            f"{given.shown}: {given.empty}. Nothing was annotated. Fill it in, or leave the row "
+            "out; or --missing none, by which it is None"
+        )
     with contextlib.ExitStack() as owners:
         work, seen = list[_Work](), set[bytes]()
         if given.keys is None and len(datasets) > 1:
@@ -152,11 +183,47 @@ def annotate(
         for one in work:
             done.fields |= _kinds(one.before, given)
             done.missing += _refuse_missing(one, given, missing)
+            done.similar |= _similar(one.before, given)
+        _refuse_other_shapes(work, given)
         for one, after in [] if dry_run else _written(work, given):
             if after is not None:
                 count = {"annotated": sum(map(len, one.places.values()))}
                 new = commit(one.place, one.before, after, "annotate", count, {})
                 done.versions[one.split] = new.version_id
+    return done
+
+
+def _remove(top: Place, names: list[str], dry_run: bool) -> Annotated:
+    """Take the annotated values of fields away. Raises OptionError where there are none."""
+    done = Annotated(top.url, dry_run=dry_run, removed=names)
+    with contextlib.ExitStack() as owners:
+        work = [
+            (split, place, manifest.load(place.location))
+            if dry_run
+            else (split, place, owners.enter_context(changing(place)))
+            for split, place in top.datasets().items()
+        ]
+        annotated = {beside.field for *_, before in work for beside in before.overlays}
+        packed = {name for *_, before in work for name in before.stored_schema.names}
+        for name in names or [""]:
+            if name not in annotated:
+                why = there_are(sorted(annotated), name)
+                if name in packed:
+                    why = "it was packed so, and stays: readers leave it out by fields="
+                raise OptionError(
+                    f"{printable(top.url, 4096)}: nothing was annotated of the field "
+                    f"{printable(name)!r}; {why}"
+                )
+        for split, place, before in work:
+            kept = tuple(one for one in before.overlays if one.field not in names)
+            gone = {one.field for one in before.overlays if one.added} - {o.field for o in kept}
+            fields = [(name, kind) for name, kind in before.schema.fields if name not in gone]
+            if count := len(before.overlays) - len(kept):
+                after = replace(before, schema=Schema(fields), overlays=kept)
+                changes = {"field removed" if count == 1 else "fields removed": count}
+                if not dry_run:
+                    new = commit(place, before, after, "annotate", changes, {})
+                    done.versions[split] = new.version_id
     return done
 
 
@@ -197,7 +264,8 @@ def _refuse_missing(one: _Work, given: GivenValues, missing: str) -> int:
     if not new or not lack:
         return 0
     if missing == "error":
-        some, reader = list[str](), one.reader
+        some, reader, meant = list[str](), one.reader, _similar(one.before, given).get(new[0], "")
+        asked = f" (did you mean {printable(meant)!r}?)" if meant else ""
         for number in range(one.before.shards):
             start, stop = reader.starts[number : number + 2].tolist()
             there = [start + record for record in one.places.get(number, {})]
@@ -208,13 +276,25 @@ def _refuse_missing(one: _Work, given: GivenValues, missing: str) -> int:
                 break
         raise OptionError(
             f"{given.shown}: {show_count(lack, 'record')} without a row, such as "
-            f"{', '.join(map(printable, some))}, and {printable(new[0])!r} is a new field. Nothing "
-            "was annotated. Give rows for all records, or --missing none, by which these get None"
+            f"{', '.join(map(printable, some))}, and {printable(new[0])!r} is a new field{asked}. "
+            "Nothing was annotated. Give rows for all records, or --missing none, by which these "
+            "get None"
         )
     return lack
 
 
 # --- what their fields are ------------------------------------------------------------------------
+
+
+def _similar(before: Manifest, given: GivenValues) -> dict[str, str]:
+    """Return the fields that are new, of which others have nearly the name, and those others."""
+    names = before.schema.names
+    close = {
+        name: difflib.get_close_matches(name, names, 1, cutoff=_ALIKE)
+        for name in given.fields
+        if name not in names
+    }
+    return {name: found[0] for name, found in close.items() if found}
 
 
 def _kinds(before: Manifest, given: GivenValues) -> dict[str, str]:
@@ -240,6 +320,58 @@ def _kinds(before: Manifest, given: GivenValues) -> dict[str, str]:
             )
         kinds[name] = own or kind or "str"
     return kinds
+
+
+def _refuse_other_shapes(work: list[_Work], given: GivenValues) -> None:
+    """Raise OptionError for arrays unlike all others of their field, which keep their values.
+
+    Where those are unlike each other, any may be.
+    """
+    for name, (kind, get) in given.fields.items():
+        rows = sorted({row for one in work for of in one.places.values() for row in of.values()})
+        if kind != "array" or not rows:
+            continue
+        kept = (_form(value) for value in itertools.islice(_kept(work, name), _LOOKED))
+        if not (expected := next(kept, "")):
+            continue
+        forms = ((row, _form(get(row))) for row in (rows if given.keys is not None else rows[:1]))
+        odd = next((pair for pair in forms if pair[1] not in ("", expected)), None)
+        if odd is not None and all(form == expected for form in kept):
+            raise OptionError(
+                f"{given.shown}: {printable(_named(given, odd[0]))}: field {printable(name)!r}: "
+                f"expected {expected}, as the records that keep theirs; found {odd[1]}. Nothing "
+                "was annotated. Give all records a value, or the field another name"
+            )
+
+
+def _kept(work: list[_Work], name: str) -> Iterator[Any]:
+    """Yield the arrays of a field of the records that keep them."""
+    for one in work:
+        if name not in one.before.schema.names:
+            continue
+        decoder = Decoder(one.before.schema, fields=(name,), decode=None, transform=None)
+        records = ShardSequence(one.reader, decoder, range(one.reader.records))
+        for number in range(one.before.shards):
+            start, stop = one.reader.starts[number : number + 2].tolist()
+            there = [start + record for record in one.places.get(number, {})]
+            for record in np.setdiff1d(np.arange(start, stop), there).tolist():
+                row = one.reader.place(record)
+                if row is not None and (value := records[row][0]) is not None:
+                    yield value
+
+
+def _form(value: Any) -> str:
+    """Return what all arrays of a field are alike in; "" of None.
+
+    Of embeddings that is all of it. Of the things in an image, such as their boxes and the numbers
+    of their classes, there may be any number.
+    """
+    if value is None:
+        return ""
+    shape = [*map(str, value.shape)]
+    if len(shape) > 1 or (value.dtype.kind in "iu" and value.dtype.itemsize > 1):
+        shape[0] = "n"
+    return f"{value.dtype} of shape ({', '.join(shape)})"
 
 
 def _value_of(before: Manifest, given: GivenValues, name: str) -> Get:

@@ -19,7 +19,19 @@ from ..formats.version import SourceNotes, load_sources
 from ..names import key_text
 from ..storage.options import Storage
 from ..units import check_bool, refuse_options, show_count, show_size
-from .grow import PLAIN, Call, Growth, Split, commit_grown, grow, grown_lines, note_new, some
+from .grow import (
+    PLAIN,
+    Call,
+    Growth,
+    Split,
+    commit_grown,
+    grow,
+    grown_lines,
+    leave_out_rejected,
+    left_out_line,
+    note_new,
+    some,
+)
 from .job import Job
 from .options import ADVICE, PathLike, SourceOptions
 from .packed import Packed
@@ -40,6 +52,7 @@ class Appended:
     replaced: int = 0  # of these, records that take the place of one with the same key
     skipped: int = 0  # that were there, by their keys
     hidden: int = 0  # that had been dropped, and stay so
+    rejected_before: int = 0  # files that were left out before, and are as they were
     shards: int = 0  # new ones
     bytes: int = 0  # of these
     seconds: float = 0.0
@@ -71,7 +84,7 @@ class Appended:
             lines.append(f"{show_count(self.skipped, 'record')} {were} there, by their keys")
         if self.hidden:
             lines.append(f"{show_count(self.hidden, 'record')} had been dropped, and stay so")
-        lines += grown_lines(self.classes, self.rejected)
+        lines += grown_lines(self.classes, self.rejected) + left_out_line(self.rejected_before)
         lines += version_lines(self.versions)
         return "\n".join(lines)
 
@@ -149,6 +162,7 @@ def append(
     )
     growth = grow(source, out, call)
     done = Appended(growth.folder, classes=growth.new_classes, dry_run=dry_run, planned=plan)
+    done.rejected_before = leave_out_rejected(growth)
     _choose(growth, on_duplicate, done)
     if dry_run:
         pass

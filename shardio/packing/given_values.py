@@ -43,12 +43,14 @@ class GivenValues:
 
     keys    of each row the key; None: row i is of record i
     fields  of each its kind, and what gives the value of a row; the kind None: all are None
+    empty   what to say of a cell of a table that is empty; "": none is
     """
 
     shown: str
     rows: int
     keys: list[bytes] | None
     fields: dict[str, tuple[str | None, Get]]
+    empty: str = ""
 
 
 def read_values(given: Any, fields: Fields, key: str | None) -> GivenValues:
@@ -128,11 +130,18 @@ def _of_table(path: bytes, named: dict[str, str] | None, key: str | None) -> Giv
             raise SourceError(f"{shown}: row {row + 1} has no key in its column {printable(own)!r}")
         keys.append(text)
     fields: dict[str, tuple[str | None, Get]] = {}
+    lacks = ""
     for name, theirs in chosen.items():
         column = columns[theirs]
-        empty = len(keys) > 0 and bool(column.mask.all())
-        fields[name] = (None if empty else column.kind), column.get
-    return GivenValues(shown, len(keys), keys, fields)
+        rows = np.flatnonzero(column.mask)
+        fields[name] = (None if 0 < len(keys) == len(rows) else column.kind), column.get
+        if len(rows) and not lacks:
+            more = f", and {len(rows) - 1:,} more" if len(rows) > 1 else ""
+            of = printable(keys[rows[0]])
+            lacks = (
+                f"row {rows[0] + 1}, of {of}{more}: no value in the column {printable(theirs)!r}"
+            )
+    return GivenValues(shown, len(keys), keys, fields, lacks)
 
 
 def _of_npy(path: bytes, named: dict[str, str] | None) -> GivenValues:

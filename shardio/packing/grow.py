@@ -59,7 +59,7 @@ from .place import Place, place_at
 from .plan import Plan, make_plan, prepare
 from .process_pool import Executor, Progress, Report, check_executor, processes
 from .sources.archives.inflate import remove_unpacked
-from .sources.base import Listing, SourceRequest, renumber
+from .sources.base import Listing, Problem, SourceRequest, renumber
 from .versions import changing, commit, with_excluded
 
 PLAIN = ("imagefolder", "files")  # sources whose records are files, and nothing else
@@ -80,6 +80,7 @@ class Split:
     gone: Numbers = field(default_factory=lambda: NONE)  # numbers of the records that go
     replaced: dict[bytes, list[int]] = field(default_factory=dict)  # and those, by key, if it came
     job: Job | None = None  # None: nothing is new
+    source_keys: set[bytes] | None = None  # all of them, good or bad; None: these may be a part
     # Size and time of each file, by key, of a commit that was killed before it had cleaned up.
     finished: dict[bytes, tuple[int, int]] = field(default_factory=dict)
 
@@ -99,6 +100,13 @@ class Split:
         return (plan.dataset_id, plan.first) == (self.base.dataset_id, self.base.shards)
 
     @property
+    def problems(self) -> Sequence[Problem]:
+        """Return what is left out, but for what was so before and stayed as it was."""
+        if self.job is not None:
+            return self.job.problems
+        return [] if self.listing is None else self.listing.problems
+
+    @property
     def built(self) -> list[Built]:
         """Return the new shards, without those at the end of which no record could be packed."""
         found = [] if self.job is None else [one for one in self.job.built if one.info is not None]
@@ -108,7 +116,7 @@ class Split:
 
     def settle(self) -> None:
         """Let go what is replaced, but for records whose new ones could not be packed."""
-        left_out = {key for key, _ in self.job.problems} if self.job is not None else set()
+        left_out = {key for key, _ in self.problems}
         numbers = [one for key, of in self.replaced.items() if key not in left_out for one in of]
         self.gone = np.union1d(self.gone, np.array(numbers, np.int64))
 
@@ -143,6 +151,7 @@ class Call:
     work_dir: PathLike | None = None
 
 
+Files = Mapping[bytes, tuple[int, int]]  # sizes and times in ns, by key
 Changes = Callable[[Split, int], Mapping[str, int]]  # of a split with so many new records
 Notes = Callable[[Split, int], SourceNotes | None]  # of the files of all its records, so many
 
@@ -317,7 +326,7 @@ def _take_plans(growth: Growth, packing: PackCall) -> bool:
 
 def _list(growth: Growth, packing: PackCall) -> None:
     """List the source for all splits. Raises OptionError, SourceError."""
-    folder, call = growth.folder, growth.call
+    call = growth.call
     request = with_kind(growth.request, growth.place.location, None, call.executor)
     if call.ahead:
         sources.check_pieces(request)
@@ -326,14 +335,8 @@ def _list(growth: Growth, packing: PackCall) -> None:
     reencode.check_tools(options)
     bases = {one.name: one.base for one in growth.work}
     names = sources.split_names(request)
-    for name in names:
-        if name not in bases:
-            there = ", ".join(map(printable, bases))
-            what = f"the splits {there}" if "" not in bases else "one dataset, and no splits"
-            raise OptionError(
-                f"{request.shown}: it has the split {printable(name)!r}, and {printable(folder)} "
-                f"has {what}. Give the folder of one, and the directory of one"
-            )
+    if not names or not bases.keys() >= {*names}:  # none: there is no folder in it
+        raise OptionError(f"{request.shown}: {_of_splits(growth, names)}")
     listings = dict(zip(names, list_splits(request, options, names, None), strict=True))
     classes = _extended(_with_most_classes(growth), listings, request)
     _refuse_one_split(growth, classes)
@@ -346,6 +349,25 @@ def _list(growth: Growth, packing: PackCall) -> None:
             if (keys := listing.source.keys(listing.own_places)) is not None:
                 listing = replace(listing, keys=[*keys])
             one.listing = listing
+
+
+def _of_splits(growth: Growth, names: Sequence[str]) -> str:
+    """Say what to give where the folders of a source are not the splits of the dataset."""
+    source, folder = growth.request.shown, printable(growth.folder, 4096)
+    there = [one.name for one in growth.work]
+    if there == [""]:
+        return (
+            f"it has the splits {some(names)}, and {folder} is one dataset without splits. Give "
+            f"one of them: {source}/{printable(names[0])}"
+        )
+    others = [name for name in names if name not in there]
+    advice = f"If it is all of one split, give that one as OUT: {folder}/{printable(there[0])}"
+    if len(others) < len(names):
+        advice = f"Leave {some(others)} out, or pack it as a dataset of its own"
+    return (
+        f"expected the folders {some(there)}, since {folder} has these splits; found "
+        f"{some(names) if names else 'no folder'}. {advice}"
+    )
 
 
 def _as_packed(base: Manifest, read: SourceOptions | None, restart: bool) -> PackCall:
@@ -440,9 +462,13 @@ def _same_fields(
     expected = base.stored_schema.fields[1:]
     if set(expected) != set(listing.fields):
         shown = (", ".join(f"{n} ({k})" for n, k in pairs) for pairs in (expected, listing.fields))
+        advice = "--fields NAME=THEIRS names fields of the source"
+        lacks = [name for name, _ in expected if name not in dict(listing.fields)]
+        if lacks == ["label"] and request.kind in PLAIN:
+            advice = "If it is the folder of one class, give the folder above, in which it lies"
         raise OptionError(
             f"{request.shown}: its fields are not those of the dataset, {base.where}: expected "
-            "{}; found {}. --fields NAME=THEIRS names fields of the source".format(*shown)
+            "{}; found {}. {}".format(*shown, advice)
         )
     return expected
 
@@ -488,13 +514,12 @@ def commit_grown(
         if changed or one.classes != one.base.classes or len(one.gone) or one.must_commit:
             with changing(one.place) as newest:
                 _add_shards(one, newest, done, command, changes, notes)
-        elif one.job is not None and one.job.problems:
+        elif _left_out(one) is not None:
             with changing(one.place):
                 _list_left_out(one)
         else:
             one.place.prepare()
-        problems = one.job.problems if one.job is not None else []
-        done.rejected += [(key_text(key), why) for key, why in problems]
+        done.rejected += [(key_text(key), why) for key, why in one.problems]
     for one in work:
         if one.job is not None and one.job.owner is not None:
             one.job.owner.clean()
@@ -543,18 +568,70 @@ def _add_shards(
 
 def _list_left_out(one: Split) -> None:
     """Write the list of what a split leaves out, without what it is about to have."""
-    place, problems = one.place.location, one.job.problems if one.job is not None else []
-    before = journal.own_rejected(place) or []
-    if not before and not problems:
+    after = _left_out(one)
+    if after is None:
         return
-    listed, left_out, gone = dict([*before, *problems]), dict(problems), {*one.gone.tolist()}
-    has = {key for key, numbers in one.alike(listed).items() if not gone.issuperset(numbers)}
-    rows = one.job.plan.all_rows() if one.job is not None else []
-    has |= {key for of in rows for key in of.keys if key in listed and key not in left_out}
-    if after := sorted((key, why) for key, why in listed.items() if key not in has):
-        journal.write_rejected(place, after)
+    problems, files = after
+    if problems:
+        journal.write_rejected(one.place.location, problems, files=files)
     else:
-        journal.remove_rejected(place)
+        journal.remove_rejected(one.place.location)
+
+
+def _left_out(one: Split) -> tuple[list[Problem], Files] | None:
+    """Return what a split will leave out, and of what files it is known; None: that is listed."""
+    place = one.place.location
+    before, files = journal.own_rejected(place) or [], journal.rejected_files(place)
+    listed, left_out, gone = (
+        dict([*before, *one.problems]),
+        dict(one.problems),
+        {*one.gone.tolist()},
+    )
+    if not listed:
+        return None
+    has = {key for key, numbers in one.alike(listed).items() if not gone.issuperset(numbers)}
+    now = dict(files)
+    for rows in one.job.plan.all_rows() if one.job is not None else ():
+        about = zip(rows.sizes.tolist(), rows.mtimes.tolist(), strict=True)
+        for key, of in zip(rows.keys, about, strict=True):
+            if key in left_out:
+                now |= {key: of} if of[1] else {}
+            elif key in listed:
+                has.add(key)
+    if one.source_keys is not None:
+        has |= listed.keys() - one.source_keys
+    after = sorted((key, why) for key, why in listed.items() if key not in has)
+    now = {key: now[key] for key, _ in after if key in now}
+    return None if (after, now) == (sorted(before), files) else (after, now)
+
+
+def leave_out_rejected(growth: Growth) -> int:
+    """Leave out of all listings what was left out before, and is as it was. Returns how many.
+
+    Where nothing may be left out, it is an error once more.
+    """
+    request, count = growth.request, 0
+    plain = request.kind in PLAIN and not (request.joins.tables or request.joins.boxes)
+    if not (growth.run.skip and growth.run.is_whole and plain) or growth.call.ahead:
+        return 0
+    for one in growth.work:
+        if one.listing is None:
+            continue
+        place, listing = one.place.location, one.listing
+        known, files = dict(journal.own_rejected(place) or []), journal.rejected_files(place)
+        about = zip(listing.sizes.tolist(), listing.mtimes.tolist(), strict=True)
+        pairs = enumerate(zip(listing.keys, about, strict=True))
+        left = [at for at, (key, of) in pairs if not of[1] or files.get(key) != of]
+        problems = [(key, why) for key, why in listing.problems if known.get(key) != why]
+        count += len(listing.keys) - len(left) + len(listing.problems) - len(problems)
+        one.listing = replace(listing.take(np.array(left, np.int64)), problems=problems)
+    return count
+
+
+def left_out_line(count: int) -> list[str]:
+    """Say how many files were left out before."""
+    said = f"{show_count(count, 'file')} left out before, and not changed; in {journal.REJECTED}"
+    return [said] if count else []
 
 
 def note_new(one: Split, notes: SourceNotes) -> None:

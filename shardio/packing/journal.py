@@ -37,7 +37,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -533,13 +533,19 @@ def is_own_note(directory: str, name: str, *kinds: str) -> bool:
 # --- what was left out ----------------------------------------------------------------------------
 
 
-def write_rejected(place: Target, problems: Sequence[Problem], part: str | None = None) -> None:
+def write_rejected(
+    place: Target,
+    problems: Sequence[Problem],
+    part: str | None = None,
+    files: Mapping[bytes, tuple[int, int]] | None = None,
+) -> None:
     """Write the list of what a dataset leaves out, for its user.
 
-    part: a shard, by its name, or the scan: what this one left out, until the commit.
+    part: a shard, by its name, or the scan: what this one left out, until the commit. files: sizes
+    and times in ns by key, of those that are not to be tried again while they stay so
     """
     name = REJECTED if part is None else part_list(part)
-    place.write(name, _dump_rejected(problems))
+    place.write(name, _dump_rejected(problems, files or {}))
 
 
 def remove_rejected(place: Target) -> None:
@@ -573,18 +579,28 @@ def own_rejected(place: Target) -> list[Problem] | None:
     Packing's own are known by each byte, and by keys that the dataset there does not have: a user's
     list of records to leave out, in the same words, is of keys that it has.
     """
+    found = _own_list(place)
+    return None if found is None else found[0]
+
+
+def rejected_files(place: Target) -> dict[bytes, tuple[int, int]]:
+    """Return the sizes and times in ns of the files that a list of packing's own has, by key."""
+    return (_own_list(place) or ([], {}))[1]
+
+
+def _own_list(place: Target) -> tuple[list[Problem], dict[bytes, tuple[int, int]]] | None:
     if isinstance(place, LocalDirectory):
         path = place.path(REJECTED)
         if not os.path.isfile(path) or os.path.islink(path):
             return None
     try:
         data = place.read(REJECTED, _MOST)
-        found = _parse_rejected(data, f"{place.url}/{REJECTED}")
+        found, files = _parse_rejected(data, f"{place.url}/{REJECTED}")
     except (FileNotFoundError, DamageError, StorageError):
         return None
-    if not found or _dump_rejected(found) != data:
+    if not found or _dump_rejected(found, files) != data:
         return None
-    return None if _holds_one(place, [key for key, _ in found]) else found
+    return None if _holds_one(place, [key for key, _ in found]) else (found, files)
 
 
 def _holds_one(place: Target, keys: Sequence[bytes]) -> bool:
@@ -609,22 +625,30 @@ def part_list(part: str) -> str:
     return f".shardio-rejected-{part.partition('.')[0]}.jsonl"
 
 
-def _dump_rejected(problems: Sequence[Problem]) -> bytes:
-    lines = [json.dumps({"key": key_text(key), "reason": why}) for key, why in problems]
+def _dump_rejected(problems: Sequence[Problem], files: Mapping[bytes, tuple[int, int]]) -> bytes:
+    lines = []
+    for key, why in problems:
+        more = dict(zip(("size", "time"), files.get(key, ()), strict=False))
+        lines.append(json.dumps({"key": key_text(key), "reason": why, **more}))
     return "".join(f"{line}\n" for line in lines).encode()
 
 
 def load_rejected(place: Target, name: str) -> list[Problem] | None:
     """Read a list of rejected keys; None when there is none. Raises DamageError."""
     try:
-        return _parse_rejected(place.read(name, _MOST), f"{place.url}/{name}")
+        return _parse_rejected(place.read(name, _MOST), f"{place.url}/{name}")[0]
     except FileNotFoundError:
         return None
 
 
-def _parse_rejected(data: bytes, where: str) -> list[Problem]:
+def _parse_rejected(data: bytes, where: str) -> tuple[list[Problem], dict[bytes, tuple[int, int]]]:
     try:
-        entries = map(json.loads, data.splitlines())
-        return [(key_bytes(entry["key"]), entry["reason"]) for entry in entries]
-    except (KeyError, TypeError, ValueError, RecursionError):
+        entries = [*map(json.loads, data.splitlines())]
+        files = {
+            key_bytes(entry["key"]): (int(entry["size"]), int(entry["time"]))
+            for entry in entries
+            if "size" in entry
+        }
+        return [(key_bytes(entry["key"]), entry["reason"]) for entry in entries], files
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         raise DamageError(f"{printable(where)}: not a list of rejected keys") from None

@@ -27,7 +27,17 @@ from ..names import KEY
 from ..storage.options import Storage
 from ..units import check_bool, refuse_options, show_count, show_size
 from . import process_pool
-from .grow import PLAIN, Call, Growth, Split, grow, grown_lines, note_new
+from .grow import (
+    PLAIN,
+    Call,
+    Growth,
+    Split,
+    grow,
+    grown_lines,
+    leave_out_rejected,
+    left_out_line,
+    note_new,
+)
 from .options import ADVICE, PackOptions, PathLike, SourceOptions
 from .parts import Announce
 from .plan import cut
@@ -59,6 +69,7 @@ class Updated:
     classes: list[str] = field(default_factory=list)  # new ones
     rejected: list[tuple[str, str]] = field(default_factory=list)  # key, reason
     versions: dict[str, str] = field(default_factory=dict)  # the new ones, by split
+    rejected_before: int = 0  # files that were left out before, and are as they were
     kept: bool = False  # what is gone from the source stays
     dry_run: bool = False
 
@@ -80,7 +91,7 @@ class Updated:
             lines.append(f"{self.assumed:,} were taken as unchanged, unseen")
         if self.shards:
             lines.append(f"{show_count(self.shards, 'new shard')}, {show_size(self.bytes)}")
-        lines += grown_lines(self.classes, self.rejected)
+        lines += grown_lines(self.classes, self.rejected) + left_out_line(self.rejected_before)
         if self.dry_run:
             lines.append("nothing was changed, since this is a dry run")
         lines += version_lines(self.versions)
@@ -134,6 +145,10 @@ def update(
     call = Call(read, jobs, on_error, restart, *told, to=to, work_dir=work_dir)
     growth = grow(source, out, call)
     done = Updated(growth.folder, classes=growth.new_classes, kept=gone == "keep", dry_run=dry_run)
+    for one in growth.work:
+        if one.listing is not None:
+            one.source_keys = {*one.listing.keys, *(key for key, _ in one.listing.problems)}
+    done.rejected_before = 0 if checksum else leave_out_rejected(growth)
     found = {
         one.name: _Found(one, growth, checksum, assume_unchanged)
         for one in growth.work
@@ -160,6 +175,9 @@ def update(
         )
         done.shards, done.bytes = committed.shards, committed.bytes
         done.rejected, done.versions = committed.rejected, committed.versions
+        for each in found.values():
+            left_out = {key for key, _ in each.split.problems}
+            done.new -= sum(each.listing.keys[place] in left_out for place in each.new)
     done.seconds = time.monotonic() - began
     return done
 

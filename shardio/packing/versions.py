@@ -63,7 +63,7 @@ from ..storage.options import Storage
 from ..units import check_bool, show_count
 from .journal import shard_number
 from .objects import missing_in
-from .place import Place, data_root, find_place
+from .place import Place, Stored, data_root, find_place
 from .shard_writer import open_own
 
 _SHOWN = 10  # keys that are named
@@ -219,6 +219,7 @@ class Version:
     split: str = ""  # "": the dataset has no splits
     erased: int = 0  # records of it that were erased since: it cannot be read any more
     changed: int = 0  # files of others in it that changed since: the same
+    moved_from: str = ""  # the version that had the tag until now; "": none
 
     def __str__(self) -> str:
         what = ", ".join(f"{count:,} {name}" for name, count in sorted(self.changes.items()))
@@ -228,12 +229,13 @@ class Version:
         gone = f"  {self.erased:,} erased since: cannot be read" if self.erased else ""
         if self.changed:
             gone += f"  {show_count(self.changed, 'file')} changed since: cannot be read"
-        return f"{self.id}  {when}  {records}{f' ({what})' if what else ''}{tags}{gone}"
+        moved = f"  moved from {self.moved_from}" if self.moved_from else ""
+        return f"{self.id}  {when}  {records}{f' ({what})' if what else ''}{tags}{moved}{gone}"
 
 
 @dataclass
 class Log:
-    """The versions of a dataset, or of all its splits, the newest first; as str, a line each."""
+    """Versions of a dataset, or of all its splits, the newest first; as str, a line each."""
 
     versions: list[Version] = field(default_factory=list)
 
@@ -417,78 +419,130 @@ def tag(
     *,
     version: str | None = None,
     remove: bool = False,
+    force: bool = False,
     storage: Storage | None = None,
-) -> Version:
+) -> Log:
     """Name a version of a dataset, so that it is found by this name, and that `gc` keeps it.
 
-    path     the directory of one dataset, or its URL
-    name     up to 100 characters, without /; a name that another version has is moved
-    version  by its id or another tag; default: the newest
+    path     the directory of a dataset, or its URL. Where it has splits, one version of each is
+             named
+    name     up to 100 characters, without /
+    version  by its id or another tag; of splits, by a tag that all have; default: the newest
     remove   take the name away instead
+    force    move a name that another version has; else this is an error
     storage  a shardio.Storage: how an object store is reached
 
-    Returns the version that has the name, or had it. Raises OptionError, BusyError,
-    NotPackedError.
+    Returns the version that has the name, or had it, of each split one. Raises OptionError,
+    BusyError, NotPackedError.
     """
-    check_bool(remove=remove)
-    place, name = find_place(path, storage), check_tag(name)
-    with changing(place):
-        index, old = place.location, None
-        with contextlib.suppress(FileNotFoundError):
-            old = place.stored(TAGS)
-        tags = {} if old is None else parse_tags(old.data, index)
-        if remove and name not in tags:
-            known = there_are(tags, name) if tags else "there are none"
-            raise OptionError(f"tag {printable(name)!r}: no version is called so; {known}")
-        one = find_version(index, name) if remove else load_version(index, version)
-        tags.pop(name, None)
-        if not remove:
-            tags[name] = one.version_id
-        place.replace(TAGS, old, dump_tags(tags))
-        return _described(one, tags)
+    check_bool(remove=remove, force=force)
+    top, name = find_place(path, storage), check_tag(name)
+    done, work, known = Log(), list[tuple[Place, Stored | None, dict[str, str]]](), dict[str, str]()
+    with contextlib.ExitStack() as owners:
+        for split, place in top.datasets().items():
+            owners.enter_context(changing(place))
+            old = None
+            with contextlib.suppress(FileNotFoundError):
+                old = place.stored(TAGS)
+            tags = {} if old is None else parse_tags(old.data, place.location)
+            known |= tags
+            if remove and name not in tags:
+                continue
+            index = place.location
+            with _naming_all(top, split):
+                one = find_version(index, name) if remove else load_version(index, version)
+            was = "" if remove or tags.get(name) == one.version_id else tags.get(name, "")
+            if was and not force:
+                raise OptionError(
+                    f"{printable(place.url, 4096)}: the tag {printable(name)!r} is of version "
+                    f"{was} already. Choose another name, or --force moves it to version "
+                    f"{one.version_id}. No tag was changed"
+                )
+            tags.pop(name, None)
+            if not remove:
+                tags[name] = one.version_id
+            work.append((place, old, tags))
+            done.versions.append(replace(_described(one, tags, split), moved_from=was))
+        if not work:
+            there = there_are(known, name) if known else "there are none"
+            raise OptionError(f"tag {printable(name)!r}: no version is called so; {there}")
+        for place, old, tags in work:
+            place.replace(TAGS, old, dump_tags(tags))
+    return done
 
 
-def restore(
-    path: str | os.PathLike[str], version: str, *, storage: Storage | None = None
-) -> Version:
-    """Make the newest version what an older one was, by a new commit.
+@contextlib.contextmanager
+def _naming_all(top: Place, split: str) -> Iterator[None]:
+    """Say of an error of one of several splits how a version of all is named."""
+    try:
+        yield
+    except OptionError as error:
+        if not split:
+            raise
+        raise OptionError(
+            f"{error}. Nothing was changed. A version of all splits is named by a tag that all of "
+            f"them have; or give the path of one split, such as {printable(top.below(split).url)}"
+        ) from None
 
-    path     the directory of one dataset, or its URL
-    version  the older one, by its id or its tag
+
+def restore(path: str | os.PathLike[str], version: str, *, storage: Storage | None = None) -> Log:
+    """Make the newest version what an older one was, by a new commit; of each split by one.
+
+    path     the directory of a dataset, or its URL
+    version  the older one, by its id or its tag; of splits, by a tag that all have
     storage  a shardio.Storage: how an object store is reached, and where files of others are
 
     Files of others must be there as they were then. Raises OptionError where the files of that
     version are gone, or others, BusyError, NotPackedError. Where the newest one is so already, it
     stays, and is returned: whoever was interrupted gives the same command again.
     """
-    place, data = find_place(path, storage), data_root(storage)
-    with changing(place) as newest:
-        index = place.location
-        old = find_version(index, version)
-        if others := changed_since(old, newest):
-            _refuse_changed(old, index, index if data is None else data, others)
-        else:
-            old = readable(index, old, newest)
-        if missing := missing_in(index, sorted(files_of(old))):
-            raise OptionError(
-                f"{path_in(index, missing[0])}: version {old.version_id} needs this file, and it "
-                "was removed"
-            )
-        same = replace(old, **{name: getattr(newest, name) for name in _OF_COMMIT})
-        if same.dump() == newest.dump():
-            return _described(newest, load_tags(index))
-        ids = [load_excluded(index, one) for one in (newest, old)]
-        counts = [newest.stored_records, old.stored_records]
-        if old.dataset_id != newest.dataset_id:  # compacted in between: numbers are others
-            ids, counts = [NONE, NONE], [newest.records, old.records]
-        changes = {
-            "added": max(0, counts[1] - counts[0]),
-            "removed": max(0, counts[0] - counts[1]),
-        }
-        if old.names is None or old.names == newest.names:  # else numbers are of other records
-            changes["dropped"] = len(np.setdiff1d(ids[1], ids[0]))
-            changes["brought back"] = len(np.setdiff1d(ids[0], ids[1]))
-        return _described(commit(place, newest, old, "restore", changes, {}), load_tags(index))
+    top, data, done = find_place(path, storage), data_root(storage), Log()
+    with contextlib.ExitStack() as owners:
+        work = []
+        for split, place in top.datasets().items():
+            newest = owners.enter_context(changing(place))
+            with _naming_all(top, split):
+                old = _restorable(place.location, data, newest, version)
+            work.append((split, place, newest, old))
+        for split, place, newest, old in work:
+            index, after = place.location, newest
+            same = replace(old, **{name: getattr(newest, name) for name in _OF_COMMIT})
+            if same.dump() != newest.dump():
+                changes = _restored(index, newest, old)
+                after = commit(place, newest, old, "restore", changes, {})
+            done.versions.append(_described(after, load_tags(index), split))
+    return done
+
+
+def _restorable(index: Location, data: Location | None, newest: Manifest, version: str) -> Manifest:
+    """Return an older version, all files of which are there. Raises OptionError, DamageError."""
+    old = find_version(index, version)
+    if others := changed_since(old, newest):
+        _refuse_changed(old, index, index if data is None else data, others)
+    else:
+        old = readable(index, old, newest)
+    if missing := missing_in(index, sorted(files_of(old))):
+        raise OptionError(
+            f"{path_in(index, missing[0])}: version {old.version_id} needs this file, and it "
+            "was removed"
+        )
+    return old
+
+
+def _restored(index: Location, newest: Manifest, old: Manifest) -> dict[str, int]:
+    """Return what going back changes: counts of records."""
+    ids = [load_excluded(index, one) for one in (newest, old)]
+    counts = [newest.stored_records, old.stored_records]
+    if old.dataset_id != newest.dataset_id:  # compacted in between: numbers are others
+        ids, counts = [NONE, NONE], [newest.records, old.records]
+    changes = {
+        "added": max(0, counts[1] - counts[0]),
+        "removed": max(0, counts[0] - counts[1]),
+    }
+    if old.names is None or old.names == newest.names:  # else numbers are of other records
+        changes["dropped"] = len(np.setdiff1d(ids[1], ids[0]))
+        changes["brought back"] = len(np.setdiff1d(ids[0], ids[1]))
+    return changes
 
 
 def _refuse_changed(old: Manifest, index: Location, data: Location, numbers: Sequence[int]) -> None:

@@ -81,6 +81,8 @@ def test_json_is_all_of_stdout_and_has_the_keys_that_the_docs_say(
     check_keys(name, facts)
     for of in ("datasets",) if name in ("pack", "plan", "commit") else ():
         assert set(facts[of][0]) == documented_rows(of)
+    if name in ("log", "tag", "restore"):
+        assert set(facts["versions"][0]) == documented_rows("versions")
     if name == "ls":
         assert set(facts["records"][0]) == documented_rows("records")
 

@@ -136,6 +136,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plant(folder / "new-photos", {"cat/new.jpg": picture(30, 8), "eel/new.jpg": picture(31, 8)})
     lines = [f"{path},a {os.path.dirname(path)}" for path in tree]
     (folder / "captions.csv").write_text("\n".join(["path,text", *lines]))
+    wrong = "--fields", "captoin=text"
+    shardio("annotate", folder / "packed", folder / "captions.csv", *wrong)
     np.save(folder / "clip.npy", np.zeros((8, 4), np.float32))
     (folder / "opted-out.txt").write_text("cat/1.jpg\ndog/2.jpg\n")
     (folder / "erased.txt").write_text("cat/77.jpg\n")
@@ -213,6 +215,12 @@ def test_a_wrong_command_or_option_is_answered_with_the_right_one() -> None:
         ),
         ("pack a b --shuffel=3", "no option is called --shuffel; did you"),
         ("ls a --split train", "no option is called --split; a split is .*: OUT/train"),
+        (
+            "tag a v1 --keys k",
+            "no option is called --keys; it belongs to `shardio export`, `shardio drop`\n",
+        ),
+        ("drop a --key k", "--key; it belongs to .*`shardio annotate`; did you mean '--keys'\\?"),
+        ("append a b --gone drop", "--gone; it belongs to `shardio index`, `shardio update`\n"),
         ("pack a b c", "shardio pack: 'c' is one more than it takes\nusage: shardio pack SRC OUT"),
         ("--json info a", "shardio info: --json goes behind the command"),
         ("explain a --unit x", "argument --unit: 'x': expected a whole number"),

@@ -74,6 +74,10 @@ def values(folder: Path, name: str, **options: Any) -> dict[str, Any]:
     return {sample["__key__"]: sample[name] for sample in data}
 
 
+def names_of(folder: Path) -> tuple[str, ...]:
+    return tuple(manifest.load(locate(folder)).schema.names)
+
+
 def number_of(key: str) -> int:
     """A number of its own for each key of `images()`."""
     return int(key[5]) * 100 + int(key[7:10])
@@ -390,7 +394,9 @@ def test_a_parquet_table_is_taken(out: Path, tmp_path: Path) -> None:
     keys = keys_of(out)
     table = arrow.table({"id": keys, "n": [None, *range(1, len(keys))], "mask": [b"x"] * len(keys)})
     parquet.write_table(table, tmp_path / "a.parquet")
-    annotate(out, tmp_path / "a.parquet", key="id")
+    with pytest.raises(OptionError, match=rf"row 1, of {keys[0]}: no value in the column 'n'"):
+        annotate(out, tmp_path / "a.parquet", key="id")
+    annotate(out, tmp_path / "a.parquet", key="id", missing="none")
     data = api.open(out, decode=None)
     assert [one["n"] for one in data] == [None, *range(1, len(keys))]
     assert data.columns("n").mask.tolist() == [True, *[False] * (len(keys) - 1)]
@@ -464,6 +470,116 @@ def test_keys_that_no_record_has_are_refused_or_listed(out: Path) -> None:
     done = annotate(out, {keys[0]: {"label": 1}, gone: {"label": 1}}, unknown="ignore")
     assert (done.records, done.unknown) == (1, [gone])
     assert f"no record has the key '{gone}'" in str(done)
+
+
+def test_an_empty_cell_is_refused_or_none(out: Path, tmp_path: Path) -> None:
+    keys, before = keys_of(out), content(out)
+    table = tmp_path / "a.csv"
+    table.write_text(f"key,label,text\n{keys[0]},1,\n{keys[1]},,x\n{keys[2]},,\n")
+    for name, row, more in (("label", 2, ", and 1 more"), ("text", 1, ", and 1 more")):
+        said = shardio("annotate", out, table, "--fields", name, code=2).stderr
+        assert (
+            f"a.csv: row {row}, of {keys[row - 1]}{more}: no value in the column '{name}'" in said
+        )
+        assert "Nothing was annotated" in said and "--missing none" in said
+    assert content(out) == before
+    annotate(out, table, fields=["label"], missing="none")
+    assert [*values(out, "label").values()][:4] == [1, None, None, label_of([], keys[3])]
+
+
+def test_a_name_close_to_a_fields_is_told_and_a_field_is_taken_away(
+    out: Path, tmp_path: Path
+) -> None:
+    keys = keys_of(out)
+    first = {path.name for path in out.iterdir()}
+    (tmp_path / "a.csv").write_text(f"key,labell\n{keys[0]},class1\n")
+    with pytest.raises(OptionError, match=r"'labell' is a new field \(did you mean 'label'\?\)"):
+        annotate(out, tmp_path / "a.csv")
+    said = shardio("annotate", out, tmp_path / "a.csv", "--missing", "none").stdout
+    assert f"did you mean 'label'? `shardio annotate {out} --remove labell` takes it away" in said
+    tag(out, "slip")
+    done = annotate(out, {keys[0]: {"label": 2}, keys[1]: {"label": 2}})
+    assert done.similar == {} and values(out, "label")[keys[0]] == 2
+    dry = annotate(out, remove="labell", dry_run=True)
+    assert (dry.removed, dry.versions) == (["labell"], {}) and "labell" in names_of(out)
+    facts = shardio_json("annotate", out, "--remove", "labell", "--remove", "label")
+    assert facts["removed"] == ["labell", "label"] and facts["versions"] == {
+        "": log(out).versions[0].id
+    }
+    assert log(out).versions[0].changes == {"fields removed": 2}
+    sample = api.open(out, decode=None)[0]
+    assert list(sample) == ["__key__", "image", "label"]  # the field that was added is gone,
+    assert sample["label"] == label_of([], keys[0])  # the one that was packed is as it was packed
+    assert values(out, "labell", version="slip")[keys[0]] == "class1"
+    found = diff(out, "slip")
+    assert (found.fields, found.changed) == (["labell"], [keys[0]])
+    for name, why in (
+        ("labell", "there are none"),
+        ("label", "it was packed so, and stays"),
+        ("image", "it was packed so, and stays"),
+    ):
+        with pytest.raises(
+            OptionError, match=f"nothing was annotated of the field '{name}'; {why}"
+        ):
+            annotate(out, remove=[name])
+    with pytest.raises(OptionError, match="not both"):
+        annotate(out, {keys[0]: {"label": 1}}, remove=["label"])
+    with pytest.raises(OptionError, match=r"a table .* or the fields to remove"):
+        annotate(out)
+    restore(out, "slip")
+    assert "labell" in names_of(out)
+    annotate(out, remove="labell")
+    tag(out, "slip", remove=True)
+    gc(out, keep_s=0, keep_versions=1)
+    assert {path.name for path in out.iterdir()} == first | {"tags.json"}
+    annotate(out, {key: {"labell": 1} for key in keys})  # of another kind than the one that was
+
+
+def test_a_field_is_taken_away_from_all_splits(tmp_path: Path) -> None:
+    names = [f"{split}/c/{split}{i}.jpg" for split in ("train", "val") for i in "01"]
+    out = tmp_path / "out"
+    pack(plant(tmp_path / "src", {one: noise(one, 900) for one in names}), out, jobs=1)
+    keys = [one.partition("/")[2] for one in names]
+    annotate(out, {key: {"a": 1, "b": 2} for key in keys})
+    assert sorted(annotate(out, remove=["a"]).versions) == ["train", "val"]
+    annotate(out / "val", remove=["b"])
+    assert [*annotate(out, remove=["b"]).versions] == ["train"]
+    for split in ("train", "val"):
+        assert names_of(out / split) == ("__key__", "image", "label")
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (np.ones(3, np.float64), r"float64 of shape \(3\)"),
+        (np.ones(4, np.float32), r"float32 of shape \(4\)"),
+        (np.ones((1, 3), np.float32), r"float32 of shape \(n, 3\)"),
+    ],
+)
+def test_an_embedding_of_another_width_or_dtype_is_refused(
+    out: Path, given: Any, found: str
+) -> None:
+    keys = keys_of(out)
+    annotate(out, embeddings(keys), fields="clip")
+    before = content(out)
+    said = (
+        rf"{keys[5]}: field 'clip': expected float32 of shape \(3\), as .*; found {found}\. Nothing"
+    )
+    with pytest.raises(OptionError, match=said):
+        annotate(out, {keys[4]: {"clip": None}, keys[5]: {"clip": given}})
+    assert content(out) == before
+    annotate(out, {key: {"clip": given} for key in keys})  # all others go
+    assert values(out, "clip")[keys[0]].shape == given.shape
+
+
+def test_arrays_of_which_there_may_be_any_number_are_taken(out: Path) -> None:
+    keys = keys_of(out)
+    for name, dtype, width in (("boxes", "f4", (4,)), ("kinds", "i8", ())):
+        annotate(out, {key: {name: np.ones((1, *width), dtype)} for key in keys})
+        annotate(out, {keys[0]: {name: np.ones((2, *width), dtype)}})
+        assert len(values(out, name)[keys[0]]) == 2
+    annotate(out, {key: {"odd": np.ones(2 + (key == keys[1]))} for key in keys})
+    annotate(out, {keys[0]: {"odd": np.ones(5)}})  # they were unlike each other before
 
 
 def test_records_without_a_row_are_refused_or_none(out: Path) -> None:
@@ -572,7 +688,8 @@ def test_annotating_again_replaces_and_keeps(annotated: Path) -> None:
     keys = keys_of(annotated)
     before = {path.name for path in overlays(annotated)}
     annotate(
-        annotated, {key: {"clip": np.ones(5), "score": -1, "caption": "!"} for key in keys[8:9]}
+        annotated,
+        {key: {"clip": np.ones(3, np.float32), "score": -1, "caption": "!"} for key in keys[8:9]},
     )
     for name, new in (("score", -1), ("caption", "!")):
         found = values(annotated, name)
@@ -581,7 +698,7 @@ def test_annotating_again_replaces_and_keeps(annotated: Path) -> None:
             key: number_of(key) / 4 if name == "score" else f"a {key}" for key in found
         }
     clips = values(annotated, "clip")
-    assert clips.pop(keys[8]).tolist() == [1] * 5
+    assert clips.pop(keys[8]).tolist() == [1] * 3
     assert all(clips[key].tolist() == [number_of(key), 1.5, -2] for key in clips)
     assert {path.name for path in overlays(annotated)} > before  # older versions have theirs
     assert verify(annotated, sha256=True).damages == []
@@ -655,7 +772,7 @@ def test_a_state_goes_on_with_the_values_of_its_version(out: Path) -> None:
     state, expected = begun()
     annotate(out, {key: {"label": 2, "text": "x"} for key in keys})
     data = ShardDataset(out, batch_size=4, decode=None, fields=("__key__", "image", "label"))
-    with pytest.warns(UserWarning, match="is of the one that was packed"):
+    with pytest.warns(UserWarning, match="is of the first version of"):
         data.load_state_dict(state)
     assert [(key, label.tolist()) for key, _, label in data] == expected
     newest, rest = begun()

@@ -271,8 +271,28 @@ def test_splits_have_one_list_of_classes(tmp_path: Path) -> None:
     )
     assert sorted(only.versions) == ["train", "val"]  # of one list of classes
     assert len(api.open(tmp_path / "out", split="train")) == 3
-    with pytest.raises(OptionError, match="has the split 'test'"):
-        append(plant(tmp_path / "odd", {"test/a/x.jpg": noise("x", 300)}), tmp_path / "out", jobs=1)
+    with pytest.raises(OptionError, match=r"found test, val\. Leave test out"):
+        odd = {f"{split}/a/x.jpg": noise("x", 300) for split in ("test", "val")}
+        append(plant(tmp_path / "odd", odd), tmp_path / "out", jobs=1)
+
+
+def test_what_is_of_one_split_alone_is_told_where_it_goes(tmp_path: Path) -> None:
+    first = {f"{s}/{c}/{s}.jpg": noise(s + c, 300) for s in ("train", "val") for c in "ab"}
+    out = tmp_path / "out"
+    pack(plant(tmp_path / "src", first), out, jobs=1)
+    news = plant(tmp_path / "news", {"a/new.jpg": noise("n", 300)})
+    for given, found in ((news, "a"), (news / "a", "no folder")):
+        said = rf"expected the folders train, val, since .*; found {found}\. .* as OUT: .*/train$"
+        with pytest.raises(OptionError, match=said):
+            append(given, out, jobs=1)
+    assert append(news, out / "train", jobs=1).added == 1
+    with pytest.raises(
+        OptionError, match=r"found image \(image\)\. If it is the folder of one class"
+    ):
+        append(news / "a", out / "train", jobs=1)
+    both = plant(tmp_path / "both", {"train/a/x.jpg": noise("x", 300)})
+    with pytest.raises(OptionError, match=r"is one dataset without splits\. Give .*/both/train$"):
+        append(both, out / "train", jobs=1)
 
 
 # --- refused --------------------------------------------------------------------------------------
@@ -471,7 +491,7 @@ def test_files_that_cannot_be_packed_leave_no_version_and_no_shard(
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     again = append(more, out, on_error="skip", on_duplicate="skip")
     assert (again.added, again.shards, again.classes, again.versions) == (0, 0, [], {})
-    assert [key for key, _ in again.rejected] == ["class9/bad.jpg"]
+    assert (again.rejected, again.rejected_before) == ([], 1)  # it did not change
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     only = plant(tmp_path / "only", {"class8/bad.jpg": b"bad"})
     assert append(only, out, on_error="skip").versions == {}

@@ -406,9 +406,9 @@ def test_older_versions_are_read_compared_and_gone_back_to(small: Path) -> None:
     assert since.dropped == ["class2/001.jpg"] and len(since.added) == 7
     back = diff(small, first.id, others[-1].id)
     assert (back.added, back.dropped) == (since.dropped, since.added)
-    assert restore(small, "before").changes == {}
+    assert restore(small, "before").versions[0].changes == {}
     assert samples(small) == before[others[0].id]
-    assert restore(small, others[-1].id).records == 24
+    assert restore(small, others[-1].id).versions[0].records == 24
     assert samples(small) == before[others[-1].id]
     restore(small, first.id)
     assert len(samples(small)) == 30 and verify(small).damages == []

@@ -304,7 +304,9 @@ def test_a_state_goes_on_in_its_own_version(out: Path, options: dict[str, Any]) 
     state, expected = begun(out, **options)
     drop(out, keys=keys[:3])
     again = ShardDataset(out, batch_size=4, decode=None, **options)
-    with pytest.warns(UserWarning, match="of the one that was packed of .*and this is version"):
+    with pytest.warns(
+        UserWarning, match="state is of the first version of .*, and this is version"
+    ):
         assert rest(again, state) == expected
     assert {key for one in again for key in one["__key__"]} >= set(keys[:3])  # the next epoch
     newest, left = begun(out, **options)

@@ -22,7 +22,7 @@ from support.trees import (
 )
 
 import shardio as api
-from shardio import OptionError, SourceError, SourceOptions, pack, unpack, verify
+from shardio import ExistsError, OptionError, SourceError, SourceOptions, pack, unpack, verify
 from shardio.formats import manifest
 from shardio.formats.version import load_sources
 from shardio.packing.append import append
@@ -102,7 +102,7 @@ def test_it_is_the_same_with_any_number_of_processes(tmp_path: Path, kind: str) 
             shutil.copytree(tmp_path / "out", out)
             options: dict[str, Any] = {"jobs": jobs, "on_error": "skip", "gone": "drop"}
             done = update(given, out, progress=partial(_tell, told), **options)
-            assert (done.new, done.changed, done.gone, done.compared) == (2, 6, 1, 599)
+            assert (done.new, done.changed, done.gone, done.compared) == (1, 6, 1, 599)
             assert [key for key, _ in done.rejected] == ["c2/300.jpg"]
             found.append(content(out))
     assert found[0] == found[1] == found[2]
@@ -285,9 +285,10 @@ def test_a_record_stays_while_its_new_file_cannot_be_packed(out: Path, source: P
     before = (source / key).read_bytes()
     (source / key).write_bytes(b"cut off")
     plant(source, {other: b"not an image either"})
-    for _ in range(2):  # it is told each time
+    for rejected, before_that in (([key, other], 0), ([key], 1)):  # a record that is old each time
         done = update(source, out, on_error="skip")
-        assert [one for one, _ in done.rejected] == [key, other]
+        assert [one for one, _ in done.rejected] == rejected
+        assert done.rejected_before == before_that
     left_out = (out / "rejected.jsonl").read_text()
     assert other in left_out and key not in left_out  # of which there is a record
     found = {one["__key__"]: one["image"] for one in api.open(out, decode=None)}
@@ -298,6 +299,59 @@ def test_a_record_stays_while_its_new_file_cannot_be_packed(out: Path, source: P
     assert not (out / "rejected.jsonl").exists()
     found = {one["__key__"]: one["image"] for one in api.open(out, decode=None)}
     assert found[key] == found[other] == noise("mended", 500) and len(found) == 25
+
+
+def test_what_was_left_out_is_tried_again_when_it_changed(out: Path, source: Path) -> None:
+    bad, empty = "class1/bad.jpg", "class1/empty.jpg"
+    plant(source, {bad: b"no image", empty: b""})
+    call = "update", source, out, "--on-error", "skip"
+    facts = shardio_json(*call, code=4)
+    assert (facts["new"], len(facts["rejected"]), facts["rejected_before"]) == (0, 2, 0)
+    ids = [one.id for one in log(out).versions]
+    listed = (out / "rejected.jsonl").read_text()
+    said = shardio(*call).stdout  # code 0
+    assert "0 new" in said and "2 files left out before, and not changed" in said
+    assert "left out;" not in said and [one.id for one in log(out).versions] == ids
+    assert (out / "rejected.jsonl").read_text() == listed
+    with pytest.raises(SourceError, match=r"(?s)2 files cannot be packed.*bad\.jpg.*empty\.jpg"):
+        update(source, out)
+    assert len(update(source, out, on_error="skip", checksum=True).rejected) == 2
+    os.utime(source / bad, ns=(5, 5))
+    again = update(source, out, on_error="skip")
+    assert ([key for key, _ in again.rejected], again.rejected_before) == ([bad], 1)
+    assert update(source, out, on_error="skip").rejected_before == 2
+    (source / empty).unlink()  # what is gone is not listed any more,
+    assert update(source, out, on_error="skip").rejected_before == 1
+    assert empty not in (out / "rejected.jsonl").read_text()
+    plant(source, {bad: noise("good", 500)})  # nor is what is good now
+    assert update(source, out).new == 1
+    assert not (out / "rejected.jsonl").exists()
+
+
+def test_a_list_that_pack_wrote_is_tried_once_more(tmp_path: Path) -> None:
+    tree = {"c/0.jpg": noise("0", 300), "c/bad.jpg": b"no image"}
+    source, out = plant(tmp_path / "src", tree), tmp_path / "out"
+    pack(source, out, jobs=1, on_error="skip")
+    done = [update(source, out, on_error="skip") for _ in range(2)]
+    assert [(len(one.rejected), one.rejected_before) for one in done] == [(1, 0), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        '"size": "6", "time": 5',
+        '"size": 6',
+        '"size": 6.0, "time": Infinity',
+        '"size": [], "time": 1',
+    ],
+)
+def test_a_forged_list_is_a_users_and_stays(out: Path, source: Path, more: str) -> None:
+    text = f'{{"key": "c/x.jpg", "reason": "r", {more}}}\n'
+    (out / "rejected.jsonl").write_text(text)
+    update(source, out)
+    assert (out / "rejected.jsonl").read_text() == text
+    with pytest.raises(ExistsError, match="no packing wrote it"):
+        update(source, out, on_error="skip")
 
 
 def test_a_list_of_a_user_stays(out: Path, source: Path) -> None:

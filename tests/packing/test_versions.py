@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.trees import content, shardio, shardio_json, shards
+from support.trees import content, noise, plant, shardio, shardio_json, shards
 
 import shardio as api
 from shardio import DamageError, OptionError, ShardDataset
@@ -16,6 +16,7 @@ from shardio.errors import BusyError, VersionError
 from shardio.formats import manifest
 from shardio.packing.drop import drop
 from shardio.packing.gc import gc
+from shardio.packing.pack import pack
 from shardio.packing.versions import changing, diff, log, restore, tag
 from shardio.storage import local
 from shardio.storage.location import locate
@@ -92,13 +93,21 @@ def test_versions_are_compared_by_keys(grown: Any) -> None:
 
 def test_a_tag_names_a_version_until_it_is_moved_or_removed(grown: Any) -> None:
     out, keys, ids = grown
-    assert tag(out, "paper", version=ids[0]).id == ids[0]
+    assert tag(out, "paper", version=ids[0]).versions[0].id == ids[0]
     assert shardio("tag", out, "newest").stdout.startswith(ids[2])
     assert keys_of(out, "paper") == keys and keys_of(out, "newest") == keys[4:]
     assert [one.tags for one in log(out).versions] == [("newest",), (), ("paper",)]
-    tag(out, "paper", version="newest")
+    said = shardio("tag", out, "paper", code=2).stderr
+    assert (
+        f"'paper' is of version {ids[0]}" in said
+        and f"--force moves it to version {ids[2]}" in said
+    )
+    assert keys_of(out, "paper") == keys  # it was not moved
+    assert shardio_json("tag", out, "paper", "--version", ids[0])["versions"][0]["moved_from"] == ""
+    done = tag(out, "paper", version="newest", force=True).versions[0]
+    assert (done.id, done.moved_from) == (ids[2], ids[0]) and f"moved from {ids[0]}" in str(done)
     assert keys_of(out, "paper") == keys[4:]
-    assert tag(out, "paper", remove=True).id == ids[2]
+    assert tag(out, "paper", remove=True).versions[0].id == ids[2]
     with pytest.raises(OptionError, match="no version is called so"):
         tag(out, "paper", remove=True)
     for name in ("", "a/b", "0123abcd", "x" * 101, "new\nline"):
@@ -108,7 +117,7 @@ def test_a_tag_names_a_version_until_it_is_moved_or_removed(grown: Any) -> None:
 
 def test_going_back_is_a_commit_of_its_own(grown: Any) -> None:
     out, keys, ids = grown
-    done = restore(out, ids[1][:6])
+    done = restore(out, ids[1][:6]).versions[0]
     assert keys_of(out) == keys[2:] and done.changes == {"brought back": 2}
     assert keys_of(out, ids[2]) == keys[4:]
     assert shardio("restore", out, ids[0]).stdout.startswith(log(out).versions[0].id)
@@ -121,6 +130,36 @@ def test_going_back_is_a_commit_of_its_own(grown: Any) -> None:
         "pack",
     ]
     assert len(shards(out)) == 6
+
+
+def test_a_tag_of_all_splits_is_gone_back_to_at_once(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    tree = {
+        f"{split}/c/{i}.jpg": noise(f"{split}{i}", 300)
+        for split in ("train", "val")
+        for i in (1, 2)
+    }
+    pack(plant(tmp_path / "src", tree), out, splits=True, jobs=1)
+    first = {split: log(out / split).versions[0].id for split in ("train", "val")}
+    assert {one.split: one.id for one in tag(out, "v1").versions} == first
+    drop(out / "train", keys=["c/1.jpg"])
+    with pytest.raises(OptionError, match=r"train: the tag 'v1' is of .* No tag was changed"):
+        tag(out, "v1")
+    tag(out / "train", "cut")
+    for call in (lambda: restore(out, "cut"), lambda: restore(out, first["train"])):
+        with pytest.raises(OptionError, match=r"Nothing was changed.*by a tag that all .*/val$"):
+            call()
+    assert keys_of(out / "train") == ["c/2.jpg"]
+    assert [len(log(out / split).versions) for split in first] == [2, 1]
+    done = restore(out, "v1").versions
+    assert [(one.split, one.command) for one in done] == [("train", "restore"), ("val", "pack")]
+    assert keys_of(out / "train") == ["c/1.jpg", "c/2.jpg"]
+    said = shardio("tag", out, "v1", "--force").stdout.splitlines()
+    assert said[0] == "train:" and said[1].endswith(f"moved from {first['train']}")
+    assert said[2] == "val:" and "moved" not in said[3]
+    assert [one.split for one in tag(out, "cut", remove=True).versions] == ["train"]
+    with pytest.raises(OptionError, match=r"no version is called so; there is v1"):
+        tag(out, "cut", remove=True)
 
 
 def test_gc_keeps_the_newest_versions_and_those_with_a_tag(grown: Any) -> None:
