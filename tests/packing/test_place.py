@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from support.uploading import fetched, files, options, puts, started
 import shardio
 from shardio import OptionError, PlanOptions, ShardDataset, Storage
 from shardio.cli.exit_codes import BUSY
-from shardio.errors import BusyError, StateError
+from shardio.errors import BusyError, ExistsError, StateError
 from shardio.packing.annotate import annotate
 from shardio.packing.drop import drop
 from shardio.packing.gc import gc
@@ -304,9 +306,98 @@ def test_shards_that_are_gone_before_the_commit_are_named(
     assert not shardio.verify(url, storage=direct).damages
 
 
-def test_a_stream_of_samples_is_appended_in_a_directory_alone(there: ObjectStore) -> None:
-    with pytest.raises(OptionError, match="expected a directory, local or mounted"):
-        shardio.Writer(f"{there.url}/out", append=True)
+# --- streams of samples ---------------------------------------------------------------------------
+
+
+def write(writer: shardio.Writer, count: int = 7) -> None:
+    for number in range(count):
+        image = noise(f"stream {number}", 500)
+        writer.write({"__key__": f"class1/s{number}.jpg", "image": image, "label": number % 3})
+
+
+def test_a_stream_of_samples_becomes_in_a_store_what_it_does_in_a_directory(
+    there: ObjectStore, packed: Path, tmp_path: Path
+) -> None:
+    local, url = tmp_path / "local", f"{there.url}/out"
+    shardio.copy(packed, local)
+    more: dict[str, Any] = {"max_records": 3, "storage": options(there)}
+    for top in (str(tmp_path), there.url):
+        with shardio.Writer(f"{top}/new", id="mine", **more) as writer:
+            write(writer)
+        with pytest.raises(ExistsError, match="a dataset is here, of 7 records"):
+            shardio.Writer(f"{top}/new", **more)
+        with shardio.Writer(f"{top}/new", id="mine", overwrite=True, **more) as writer:
+            write(writer, 2)
+    for out in (str(local), url):
+        with shardio.Writer(out, append=True, **more) as writer:
+            write(writer)
+    for name in ("out", "new"):
+        here = files(local if name == "out" else tmp_path / "new")
+        assert fetched(there, name, tmp_path / "fetched") == here
+        assert not shardio.verify(f"{there.url}/{name}", storage=options(there)).damages
+    assert len(keys_of(url, options(there))) == SHARDS * EACH + 7
+    assert not [*(tmp_path / "caches" / "shardio").iterdir()]  # nothing is left here
+
+
+def test_a_stream_that_fails_leaves_the_old_version(there: ObjectStore, tmp_path: Path) -> None:
+    url, direct = f"{there.url}/out", options(there)
+    before = there.sizes()
+    failing = shardio.Writer(url, append=True, max_records=3, storage=direct)
+    with pytest.raises(RuntimeError), failing as writer:
+        write(writer)
+        raise RuntimeError
+    assert before.items() <= there.sizes().items() and len(log(url, storage=direct).versions) == 1
+    assert not [*(tmp_path / "caches" / "shardio").iterdir()]
+    gc(url, keep_s=0, storage=direct)
+    assert there.sizes() == before
+
+
+def test_of_two_streams_the_one_that_ends_later_is_told(there: ObjectStore, tmp_path: Path) -> None:
+    url, direct = f"{there.url}/out", options(there)
+    with shardio.Writer(url, append=True, storage=direct) as writer:
+        write(writer)
+        with pytest.raises(BusyError):  # of this machine, at once
+            shardio.Writer(url, append=True, storage=direct).__enter__()
+    assert len(keys_of(url, direct)) == SHARDS * EACH + 7
+    for name, given in (("out", {"append": True}), ("new", {}), ("new", {"overwrite": True})):
+        theirs: dict[str, Any] = {"storage": direct, **given}
+        writer = shardio.Writer(f"{there.url}/{name}", **theirs)
+        writer.write({"__key__": "ours", "image": noise("ours", 400), "label": 0})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
+            with shardio.Writer(f"{there.url}/{name}", **theirs) as winner:
+                winner.write({"__key__": "theirs", "image": noise("theirs", 400), "label": 0})
+        with pytest.raises(BusyError, match="Nothing was committed: run it again"):
+            writer.close()
+        assert keys_of(f"{there.url}/{name}", direct)[-1] == "theirs"
+        assert not shardio.verify(f"{there.url}/{name}", storage=direct).damages
+
+
+STREAM = """
+import sys, shardio
+with shardio.Writer(sys.argv[1], append=True, max_records=2) as writer:
+    for number in range(2):
+        image = b"\\xff\\xd8\\xff" + bytes(400)
+        writer.write({"__key__": f"class1/s{number}.jpg", "image": image, "label": 0})
+"""
+
+
+def test_a_stream_that_is_killed_at_any_upload_leaves_the_old_version(
+    through: ObjectStore, there: ObjectStore, proxy: FaultProxy
+) -> None:
+    url, direct = f"{there.url}/out", options(there)
+    before = keys_of(url, direct)
+    for held in (r"/00006-", r"manifest-", NEWEST, None):
+        proxy.rules(*([Rule("timeout", path=held, method="PUT")] if held else []))
+        proxy.reset()
+        with subprocess.Popen([sys.executable, "-c", STREAM, url]) as process:
+            if held:
+                proxy.wait(faults=1)
+                process.kill()
+            process.wait(LIMIT_S)
+        assert len(keys_of(url, direct)) == len(before) + (0 if held else 2)
+    assert process.returncode == 0 and not shardio.verify(url, storage=direct).damages
+    assert [one.command for one in log(url, storage=direct).versions] == ["append", "pack"]
 
 
 # --- what no version needs ------------------------------------------------------------------------
