@@ -306,6 +306,127 @@ def test_shards_that_are_gone_before_the_commit_are_named(
     assert not shardio.verify(url, storage=direct).damages
 
 
+# --- compacting -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(packed: Path, more_images: Path, tmp_path: Path) -> Path:
+    """A directory with a dataset that grew: 8 shards, two records dropped, some annotated."""
+    shardio.copy(packed, tmp_path / "small")
+    shardio.append(more_images, tmp_path / "small")
+    annotate(
+        tmp_path / "small", {key: {"caption": f"of {key}"} for key in KEYS[5:9]}, missing="none"
+    )
+    drop(tmp_path / "small", keys=[KEYS[3], "class9/0.jpg"])
+    return tmp_path / "small"
+
+
+def test_what_is_compacted_in_a_store_is_what_a_directory_gets(
+    bucket: ObjectStore, small: Path, tmp_path: Path
+) -> None:
+    bucket.put_folder(small, "out/")
+    url, more = f"{bucket.url}/out", {"storage": options(bucket)}
+    told = [
+        str(shardio.compact(out, shard_size=4000, dry_run=True, **given)).partition(": ")[2]
+        for out, given in ((small, {}), (url, more))
+    ]
+    assert told[0] == told[1]
+    for out, given in ((small, {}), (url, more)):
+        done = shardio.compact(out, shard_size=4000, jobs=2, **given)
+        assert (done.records, done.left_out, done.old_shards) == (SHARDS * EACH + 5, 2, 8)
+        assert shardio.compact(out, shard_size=4000, **given).already
+    assert fetched(bucket, "out", tmp_path / "fetched") == files(small)
+    assert not shardio.verify(url, **more).damages
+    assert not [*(tmp_path / "caches" / "shardio").iterdir()]  # nothing is left here
+
+
+@pytest.mark.parametrize("format", ["record", "lmdb"])
+def test_splits_and_large_records_are_compacted(
+    bucket: ObjectStore, tmp_path: Path, format: str
+) -> None:
+    for folder in ("images", "more"):  # large enough that heads are asked for alone
+        tree = {
+            f"{split}/class0/{folder}{i}.jpg": noise(f"{folder}{split}{i}", 20_000)
+            for split in ("train", "val")
+            for i in range(3)
+        }
+        plant(tmp_path / folder, tree)
+    shardio.pack(tmp_path / "images", tmp_path / "out", jobs=1, format=format)
+    shardio.append(tmp_path / "more", tmp_path / "out", jobs=1)
+    bucket.put_folder(tmp_path / "out", "out/")
+    url, more = f"{bucket.url}/out", {"storage": options(bucket), "jobs": 1}
+    done = shardio.compact(url, work_dir=tmp_path / "work", **more)
+    assert (done.records, done.shards) == (12, 2) and sorted(done.versions) == ["train", "val"]
+    shardio.compact(tmp_path / "out", jobs=1)
+    assert fetched(bucket, "out", tmp_path / "fetched") == files(tmp_path / "out")
+    assert not (tmp_path / "work").exists()
+    with pytest.raises(OptionError, match="work_dir: only where OUT is a URL"):
+        shardio.compact(tmp_path / "out", work_dir=tmp_path / "work")
+
+
+def test_a_compaction_that_is_killed_goes_on(
+    through: ObjectStore, proxy: FaultProxy, small: Path, tmp_path: Path
+) -> None:
+    through.put_folder(small, "grown/")
+    url, direct = f"{through.url}/grown", options(through)
+    before, versions = keys_of(url, direct), log(url, storage=direct).versions
+    line = ["compact", url, "--shard-size", "4000", "--jobs", "1"]
+    for held in (r"/00002-", "probe", "overlay-", "manifest-", NEWEST):
+        proxy.rules(Rule("timeout", path=held, method="PUT"))
+        with started(*line) as process:
+            proxy.wait(faults=1)
+            process.kill()
+            process.wait(LIMIT_S)
+        proxy.rules()
+        proxy.reset()
+        assert keys_of(url, direct) == before and log(url, storage=direct).versions == versions
+    said = command(*line)
+    assert said.returncode == 0, said.stderr
+    assert puts(proxy, "/0000") == 0  # they were there: nothing is uploaded twice
+    assert sorted(keys_of(url, direct)) == sorted(before)
+    assert not shardio.verify(url, storage=direct).damages
+    assert not [*(tmp_path / "caches" / "shardio").iterdir()]
+
+
+def test_what_is_committed_while_it_compacts_is_carried_over_or_ends_it(
+    through: ObjectStore, proxy: FaultProxy, small: Path, more_images: Path, tmp_path: Path
+) -> None:
+    through.put_folder(small, "grown/")
+    url, direct = f"{through.url}/grown", options(through)
+    line = ["compact", url, "--shard-size", "4000", "--jobs", "1"]
+    before = keys_of(url, direct)
+    others = plant(tmp_path / "others", {"class0/other.jpg": noise("other", 400)})
+    for code in (BUSY, 0):
+        proxy.rules(Rule("503", path=r"/00002-", method="PUT"))
+        proxy.reset()
+        with started(*line) as process:
+            proxy.wait(faults=1)
+            if code == BUSY:
+                to = {"to": direct, "work_dir": tmp_path / "elsewhere"}
+                shardio.append(others, url, **to)
+            else:
+                drop(url, keys=before[:2], storage=direct)
+                annotate(url, {before[5]: {"caption": "new"}}, storage=direct)
+            proxy.rules()
+            assert process.wait(LIMIT_S) == code
+    assert {*keys_of(url, direct)} == {*before[2:], "class0/other.jpg"}
+    rows = shardio.open(url, decode=None, storage=direct)
+    assert rows[rows.find(before[5])]["caption"] == "new"
+    commands = [one.command for one in log(url, storage=direct).versions]
+    assert commands[:4] == ["compact", "annotate", "drop", "append"]
+    assert not shardio.verify(url, storage=direct).damages
+
+
+def test_what_a_compaction_asks_for(through: ObjectStore, proxy: FaultProxy, small: Path) -> None:
+    through.put_folder(small, "grown/")
+    proxy.reset()
+    shardio.compact(f"{through.url}/grown", jobs=1, storage=options(through))
+    asked = [(one.method, one.path.split("?")[0].rpartition("/")[2]) for one in proxy.figures().log]
+    ends = [name for method, name in asked if method == "GET" and name.startswith("0000")]
+    # Ends and heads of 8 shards, 29 records, and again the ends of those that are annotated.
+    assert len(ends) <= 8 + 8 + 29 + 3
+
+
 # --- streams of samples ---------------------------------------------------------------------------
 
 
