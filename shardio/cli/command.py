@@ -328,6 +328,7 @@ PARTS = (  # of commands that do a part of the shards
 )
 PLOT = option("--plot", "FILE", "a picture too: .png, .svg or .html; replaces FILE")
 ROOT = option("--root", "DIR")
+WORK_DIR = option("--work-dir", "DIR")
 WORKERS = option("--workers", "N", dest="num_workers")
 WORLD_SIZE = option("--world-size", "N", "ranks (default 1)")
 STORE = (

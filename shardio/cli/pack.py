@@ -23,6 +23,7 @@ from .command import (
     ROOT,
     STORE,
     TARGET,
+    WORK_DIR,
     Command,
     option,
     read_fields,
@@ -175,7 +176,6 @@ def _pack_resume_hint(options: Mapping[str, Any]) -> str:
     return advice
 
 
-_WORK_DIR = option("--work-dir", "DIR")
 _DESCRIBED = (
     "packing.pack:pack packing.options:SourceOptions packing.options:ImageOptions "
     "packing.options:PlanOptions"
@@ -260,7 +260,7 @@ PACK = Command(
     *PARTS[1:],
     _ON_ERROR,
     option("--dry-run", text="say what would be done and touch nothing"),
-    _WORK_DIR,
+    WORK_DIR,
     TARGET,
     examples=(
         "shardio pack photos packed",
@@ -318,7 +318,7 @@ _GROWS = (  # options of `append` and `update`
     *_READ,
     *STORE,
     TARGET,
-    _WORK_DIR,
+    WORK_DIR,
     JOBS,
     _ON_ERROR,
     option("--restart"),

@@ -6,7 +6,17 @@ import sys
 from typing import Any
 
 from ..errors import OptionError, StorageError, printable
-from .command import JOBS, OUT, RESUME_HINT, ROOT, STORE, Command, option, read_fields
+from .command import (
+    JOBS,
+    OUT,
+    RESUME_HINT,
+    ROOT,
+    STORE,
+    WORK_DIR,
+    Command,
+    option,
+    read_fields,
+)
 from .output import Output
 
 
@@ -128,9 +138,11 @@ COMPACT = Command(
     "compact",
     "merge small shards, and leave out what was dropped, as a new version",
     _compact,
-    "packing.compact:compact",
-    option("path", "OUT", "the packed directory"),
+    "packing.compact:compact storage.options:Storage",
+    OUT,
     option("--shard-size", "SIZE"),
+    *STORE,
+    WORK_DIR,
     JOBS,
     option("--restart"),
     option("--dry-run"),

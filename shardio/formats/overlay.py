@@ -229,8 +229,8 @@ class _Layer:
     @cached_property
     def rows(self) -> Column:
         """Return the records that have a value in a file, ascending. Raises DamageError."""
-        found = list[Column]()
-        for open_file in self._opens:
+        found = [*self._rows]  # of files that are open: each is a round trip in a store
+        for open_file in () if found else self._opens:
             with contextlib.closing(open_file()) as file:
                 found.append(rows_of(file, self._records))
         return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
@@ -439,6 +439,12 @@ class OverlaidShard:
         Raises DamageError.
         """
         return next((one.rows for one in self._layers if one.field == name), np.empty(0, np.int64))
+
+    def will_need_values(self, name: str, records: Iterable[int]) -> None:
+        """Announce that values of an annotated field will be read soon, for some records."""
+        for layer in self._layers:
+            for record in records if layer.field == name else ():
+                layer.will_need(record, record + 1, keep=False)
 
     def value_of(self, name: str, record: int) -> Any:
         """Return the value of an annotated field, for a record. Raises DamageError."""

@@ -311,13 +311,8 @@ class RecordShard:
 
     def blob_bytes(self) -> int:
         """Count the bytes of all blobs, by one small read a record."""
-        return int(self.blob_sizes().sum())
-
-    def blob_sizes(self) -> Column:
-        """Return the bytes of the blobs of each record, (n,) int64, by one small read a record."""
         frames = (self._file.read(int(at), 16) for at in self._offsets[:-1])
-        heads = (FRAME.unpack(frame)[2] + 16 for frame in frames)
-        return self.sizes - np.fromiter(heads, np.int64, self.records)
+        return int(self.sizes.sum()) - sum(FRAME.unpack(frame)[2] + 16 for frame in frames)
 
     def offset(self, record: int) -> int:
         """Return the byte at which a record begins."""
@@ -529,6 +524,45 @@ class RecordShard:
 
     def key(self, record: int) -> bytes:
         """Return the key of a record. Raises DamageError."""
+        return self._head(record)[0]
+
+    def keys(self, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the keys of records [start, stop), by few round trips. Raises DamageError."""
+        return (key for key, _ in self.heads(range(start, stop)))
+
+    def heads(self, records: Sequence[int]) -> Iterator[tuple[bytes, int]]:
+        """Yield the keys of some records, ascending, and the bytes of their blobs.
+
+        By few round trips. Raises DamageError.
+        """
+        remote, small = self._file.descriptor < 0, self._has_small(records)
+        for at in range(0, len(records), _KEYS):
+            some = records[at : at + _KEYS]
+            if remote:
+                self.will_need_heads(records[at and at + _KEYS : at + 2 * _KEYS], 2 * _KEYS)
+            if remote and small:
+                held = self.hold(some[0], some[-1] + 1)
+                yield from (self._head_of(one, held[one - some[0]]) for one in some)
+            else:
+                yield from map(self._head, some)
+
+    def will_need_heads(self, records: Sequence[int], most: int = _KEYS) -> None:
+        """Announce that the heads of some records will be read soon: of so many of them at most.
+
+        Those of small records come with all of their bytes, in order.
+        """
+        if self._has_small(records):
+            self.will_need(records[0], records[:most][-1] + 1)
+            return
+        for record in records[:most]:
+            size = min(_FIRST, int(self.sizes[record]))
+            self._file.will_need(int(self._offsets[record]), size)
+
+    def _has_small(self, records: Sequence[int]) -> bool:
+        return len(records) > 0 and bool(self.sizes[np.asarray(records)].mean() < LARGE)
+
+    def _head(self, record: int) -> tuple[bytes, int]:
+        """Return the key of a record, and the bytes of its blobs. Raises DamageError."""
         start = int(self._offsets[record])
         stop = start + int(self.sizes[record])
         data = self._file.read(start, min(_FIRST, stop - start))
@@ -540,33 +574,16 @@ class RecordShard:
             16 + head > len(data)
             and (key := self._key(self._file.read(start + 16, head), record)) is not None
         ):
-            return key
+            return key, length - head
         raise self._damaged(record, self._file.read(start, stop - start), why)
 
-    def keys(self, start: int, stop: int) -> Iterator[bytes]:
-        """Yield the keys of records [start, stop), by few round trips. Raises DamageError."""
-        ahead, file, mean = start, self._file, self.sizes[start:stop].mean() if stop > start else 0
-        for at in range(start, stop):
-            if file.descriptor >= 0:  # of this machine
-                pass
-            elif mean < LARGE:  # all is read, in order
-                if at == ahead:
-                    ahead = min(at + _KEYS, stop)
-                    yield from map(self._key_of, range(at, ahead), self.hold(at, ahead))
-                continue
-            elif at + _KEYS >= ahead:  # the heads alone, many at once
-                for record in range(ahead, min(ahead + _KEYS, stop)):
-                    size = min(_FIRST, int(self.sizes[record]))
-                    file.will_need(int(self._offsets[record]), size)
-                ahead += _KEYS
-            yield self.key(at)
-
-    def _key_of(self, record: int, held: bytes | None) -> bytes:
-        """Return the key of a record whose bytes `hold` gave. Raises DamageError."""
+    def _head_of(self, record: int, held: bytes | None) -> tuple[bytes, int]:
+        """Return what `_head` does, of the bytes that `hold` gave. Raises DamageError."""
         if held is None:
-            return self.key(record)
-        key = self._key(held[16 : 16 + FRAME.unpack_from(held)[2]], record)
-        return self.key(record) if key is None else key
+            return self._head(record)
+        _, length, head = FRAME.unpack_from(held)
+        key = self._key(held[16 : 16 + head], record)
+        return self._head(record) if key is None else (key, length - head)
 
     def will_need(self, start: int, stop: int, *, keep: bool = False) -> None:
         """Announce that records [start, stop) will be read soon."""

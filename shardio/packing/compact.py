@@ -15,7 +15,7 @@ import itertools
 import operator
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -26,21 +26,21 @@ from ..dataset.reader import Reader
 from ..dataset.sequence import stored_of
 from ..errors import BusyError, DamageError, ExistsError, OptionError, StorageError, printable
 from ..formats import manifest
-from ..formats.base import Overlay
+from ..formats.base import Overlay, Shard
 from ..formats.manifest import Manifest
 from ..formats.overlay import OverlaidShard, without_overlays
 from ..formats.record import erased_in
 from ..formats.sample import Sample, Schema
 from ..formats.version import NONE, Numbers, SourceNotes, history, load_excluded, load_sources
-from ..storage import local, lock
-from ..storage.local import LocalDirectory
-from ..storage.location import local_path, locate
+from ..storage import local
+from ..storage.location import local_path
+from ..storage.options import Storage
 from ..units import check_bool, check_size, refuse_options, show_count, show_size
 from . import journal, output_dir
 from .job import Job, Run
-from .journal import WORK
 from .options import ADVICE, PackOptions, PathLike, PlanOptions
 from .pack import resumable
+from .place import Place, Workspace, find_place
 from .plan import make_plan, usual_shard_size
 from .process_pool import Progress, Report, processes
 from .sources.base import Listing, Problem, Read, Rejected, Source, bytewise, listed
@@ -49,6 +49,7 @@ from .versions import changing, commit, version_lines, with_excluded
 
 COMMAND = "compact"  # in the log
 VALUES = 1 << 16  # values of a field that are in memory at once
+_TOGETHER = 32  # shards whose records are asked for at once, where each read is a round trip
 _BY_KEY = ("imagefolder", "files", "trees", "listing", "coco")  # sources that list by keys
 _SEALS = {"values", "members"}  # options that are hashes of what a source has
 
@@ -103,16 +104,21 @@ def compact(
     jobs: int | None = None,
     restart: bool = False,
     dry_run: bool = False,
+    storage: Storage | None = None,
+    work_dir: PathLike | None = None,
     progress: Progress | None = None,
 ) -> Compacted:
     """Merge the shards of a dataset, or of its splits, and shuffle them anew, as a new version.
 
-    path        the directory of the dataset
+    path        the directory of the dataset, or its URL
     shard_size  bytes of images of a shard, or like "64MB"; default: as the dataset was packed, or
                 where nobody asked for a size, what `pack` would take for all of it
     jobs        processes; default: one for each core
     restart     drop an unfinished `append` that is here
     dry_run     say how many shards there would be, and change nothing
+    storage     a shardio.Storage: how an object store is reached
+    work_dir    of a dataset in a store: the directory where shards are built before they are
+                uploaded; default: one in ~/.cache/shardio. Give the same one to resume
     progress    called now and then with bytes done and bytes in all
 
     Of a folder of images that were packed as they are, the shards are those of a dataset that was
@@ -124,15 +130,19 @@ def compact(
     began = time.monotonic()
     check_bool(dry_run=dry_run, restart=restart)
     size = None if shard_size is None else check_size("shard_size", shard_size)
-    folder, run = local_path(path), Run(processes(jobs), False, PlanOptions(), skip=False)
-    datasets = manifest.datasets(folder).items()
-    bases = [(split, root, manifest.load(locate(root))) for split, root in datasets]
-    done = Compacted(folder, dry_run=dry_run)
+    top = find_place(path, storage)
+    # That a dataset is there is no reason to leave, where shards go into a store.
+    run = Run(processes(jobs), top.location.remote, PlanOptions(), skip=False)
+    given = None if work_dir is None else local_path(work_dir)
+    top.builds_in(given)  # refuses one that is not needed
+    bases = [(split, at, manifest.load(at.location)) for split, at in top.datasets().items()]
+    done = Compacted(top.url, dry_run=dry_run)
     work = list[_Work]()
     for *_, base in bases:
         _refuse_foreign(base)
-    for split, root, base in bases:
-        one = _Work(split, root, base, size)
+    for split, place, base in bases:
+        own = None if given is None else manifest.split_folder(given, split)
+        one = _Work(split, place, place.builds_in(own), base, size)
         if not dry_run:
             _remove_others(one, restart)
         done.records += one.reader.records
@@ -150,8 +160,11 @@ def compact(
     done.already = not work
     if not dry_run and work:
         needed = sum(one.needed + one.beside - one.finished for one in work)
-        local.refuse_if_full(folder, needed)
+        if not top.location.remote:
+            local.refuse_if_full(top.url, needed)
         _build_and_commit(work, run, done, progress)
+        if given is not None:
+            output_dir.remove_working_directory(given, [""])
     done.seconds = time.monotonic() - began
     return done
 
@@ -169,9 +182,7 @@ def _remove_others(one: _Work, restart: bool) -> None:
 
     That is of another version, or committed. Raises ExistsError where an append is unfinished.
     """
-    if os.path.lexists(os.path.join(one.folder, lock.JOURNAL)):
-        with changing(one.folder):  # which removes what was left
-            pass
+    one.place.prepare()
     with contextlib.suppress(FileNotFoundError), output_dir.own_unfinished(one.work) as owner:
         try:
             plan = journal.parse(owner.journal(), one.work, owner.read)
@@ -183,8 +194,8 @@ def _remove_others(one: _Work, restart: bool) -> None:
             appends = (plan.dataset_id, plan.first) == (one.base.dataset_id, one.base.shards)
             if appends and not restart:
                 raise ExistsError(
-                    f"{printable(one.folder)}: an unfinished `shardio append` or `update` is here: "
-                    "run it again, or drop it with --restart"
+                    f"{printable(one.place.url, 4096)}: an unfinished `shardio append` or `update` "
+                    "is here: run it again, or drop it with --restart"
                 )
             if one.is_done or not plan.same(one.plan):
                 owner.clean()
@@ -231,34 +242,60 @@ class _AsStored(Source):
     def _read(self, places: Iterable[int]) -> Iterator[tuple[int, Sample | Rejected]]:
         """Yield records, or the error that is to be raised when their turn comes."""
         numbers = np.array([*places], np.int64)
-        for at, own in _by_shard(self._reader, numbers):
-            shard, first = self._reader.shard(at), int(self._reader.starts[at])
-            for number in numbers[own].tolist():
+        for shard, own, records in _opened(self._reader, numbers, _announce):
+            for number, record in zip(numbers[own].tolist(), records.tolist(), strict=True):
                 try:
-                    yield number, shard.read(number - first)
+                    yield number, shard.read(record)
                 except (DamageError, StorageError) as error:
                     yield number, Rejected(str(error).splitlines()[0])
 
 
-def _by_shard(reader: Reader, numbers: Numbers) -> Iterator[tuple[int, Numbers]]:
-    """Yield the shards of records, and the places of their numbers among these, by number."""
+def _want_heads(shard: Shard, records: Numbers) -> None:
+    without_overlays(shard).will_need_heads(records.tolist())
+
+
+def _announce(shard: Shard, records: Numbers) -> None:
+    """Announce records of a shard, ascending: neighbours come by one request."""
+    for run in np.split(records, np.flatnonzero(np.diff(records) > 1) + 1):
+        shard.will_need(int(run[0]), int(run[-1]) + 1)
+
+
+def _opened(
+    reader: Reader, numbers: Numbers, announce: Callable[[Shard, Numbers], None]
+) -> Iterator[tuple[Shard, Numbers, Numbers]]:
+    """Yield the shards of records, opened, with the places of their numbers among these.
+
+    And their numbers in the shard, ascending. Where each read is a round trip, the records of
+    several shards are announced together.
+    """
     order = np.argsort(numbers)
     bounds = np.searchsorted(numbers[order], reader.starts)
-    for at in np.flatnonzero(np.diff(bounds)).tolist():
-        yield at, order[bounds[at] : bounds[at + 1]]
+    places = np.flatnonzero(np.diff(bounds)).tolist()
+    parts = [(at, order[bounds[at] : bounds[at + 1]]) for at in places]
+    for first in range(0, len(parts), most := min(_TOGETHER, reader.limit)):
+        some = parts[first : first + most]
+        reader.will_open(int(at) for at, _ in some)
+        opened = [
+            (reader.shard(int(at)), own, numbers[own] - reader.starts[at]) for at, own in some
+        ]
+        for shard, _, records in opened if reader.storage.remote else ():
+            announce(shard, records)
+        yield from opened
 
 
 class _Work:
     """One dataset, and the plan by which it is packed anew."""
 
-    def __init__(self, split: str, folder: str, base: Manifest, size: int | None) -> None:
-        """size: bytes of a shard that are asked for. Raises DamageError, StorageError."""
-        self.split, self.folder, self.base = split, folder, base
-        self.work = os.path.join(folder, WORK)
-        index = locate(folder)
+    def __init__(
+        self, split: str, place: Place, work: str, base: Manifest, size: int | None
+    ) -> None:
+        """work: the directory where its shards are built. size: bytes of a shard that are asked
+        for. Raises DamageError, StorageError.
+        """
+        self.split, self.place, self.work, self.base = split, place, work, base
         # As it was packed: what was annotated since lies beside the shards, and stays there.
         stored = replace(base, schema=base.stored_schema, overlays=())
-        self.reader = Reader(index, stored)
+        self.reader = Reader(place.location, stored)
         self.left_out = 0  # records that were dropped, and not erased
         self.needed = base.size  # bytes of the new shards, about
         options = self._options(size)
@@ -327,20 +364,19 @@ class _Work:
         """List the records in the order in which a source of all of them would have them."""
         base, reader = self.base, self.reader
         keys, sizes, numbers = list[bytes](), [NONE], [NONE]
-        for at, first in enumerate(reader.starts[:-1].tolist()):
-            shard = without_overlays(reader.shard(at))
-            dropped = reader.dropped_in(at)
-            kept = np.delete(np.arange(shard.records), dropped)
-            self.left_out += len(dropped) - len(erased_in(shard))
-            self.needed -= int(shard.sizes[dropped].sum())
-            keys += map(shard.key, kept.tolist())
-            sizes.append(shard.blob_sizes()[kept])
-            numbers.append(first + kept)
+        for opened, own, records in _opened(reader, np.arange(reader.stored_records), _want_heads):
+            shard, kept = without_overlays(opened), np.isin(own, reader.dropped, invert=True)
+            self.left_out += len(own) - int(kept.sum()) - len(erased_in(shard))
+            self.needed -= int(shard.sizes[~kept].sum())
+            heads = [*shard.heads(records[kept].tolist())]
+            keys += (key for key, _ in heads)
+            sizes.append(np.array([size for _, size in heads], np.int64))
+            numbers.append(own[kept])
         self._keys, by_key = keys, options.shuffle or options.source in _BY_KEY
         order = np.array(bytewise(keys) if by_key else range(len(keys)), np.int64)
         ordered = np.concatenate(numbers)[order]
         return Listing(
-            root=os.fsencode(self.folder),
+            root=os.fsencode(self.place.url),
             keys=[keys[place] for place in order.tolist()],
             sizes=np.concatenate(sizes)[order],
             mtimes=ordered,
@@ -359,9 +395,10 @@ def _build_and_commit(
     work: list[_Work], run: Run, done: Compacted, progress: Progress | None
 ) -> None:
     """Build the shards of all splits, then commit one after the other."""
-    with resumable(), contextlib.ExitStack() as owners:
+    with resumable(work[0].place.location.remote), contextlib.ExitStack() as owners:
         for one in work:
-            one.job = Job(one.plan, LocalDirectory(one.work), one.work, run)
+            there = one.place.packing(one.work, one.place.location)
+            one.job = Job(one.plan, there, one.work, run)
         report = Report(progress, sum(int(one.plan.shard_bytes.sum()) for one in work))
         problems = list[Problem]()
         for one in work:
@@ -376,7 +413,7 @@ def _build_and_commit(
             )
         for one in work:
             assert one.job is not None
-            with changing(one.folder) as newest:
+            with changing(one.place) as newest:
                 _replace_shards(one, one.job, newest, done)
             if one.job.owner is not None:
                 one.job.owner.clean()
@@ -384,15 +421,14 @@ def _build_and_commit(
 
 
 def _replace_shards(one: _Work, job: Job, newest: Manifest, done: Compacted) -> None:
-    """Move the new shards beside the old ones, and commit a version of them alone."""
-    index, plan = locate(one.folder), one.plan
+    """Put the new shards beside the old ones, and commit a version of them alone."""
+    index, plan = one.place.location, one.plan
     dropped = load_excluded(index, newest)
     _refuse_changed(one, newest, dropped)
-    overlays = tuple(_carried(one, newest))  # while shards are where they are resumed from
+    with one.place.workspace() as space:
+        overlays = tuple(_carried(one, newest, space))
     infos = [built.info for built in job.built if built.info is not None]
-    for info in infos:
-        local.move(os.path.join(one.work, info.name), one.folder)
-    local.sync_directory(one.folder)
+    one.place.add(one.work, [info.name for info in infos])
     options = plan.options.record()
     if job.result.tiles is not None:
         options["tiles"] = job.result.tiles
@@ -413,7 +449,7 @@ def _replace_shards(one: _Work, job: Job, newest: Manifest, done: Compacted) -> 
         side, data = notes.dump(plan.dataset_id)
         after, files = replace(after, sources=side), {**files, side.name: data}
     changes = {"left out": one.left_out}
-    done.versions[one.split] = commit(one.folder, newest, after, COMMAND, changes, files).version_id
+    done.versions[one.split] = commit(one.place, newest, after, COMMAND, changes, files).version_id
     done.shards += len(infos)
     done.bytes += sum(info.size for info in infos)
 
@@ -425,39 +461,48 @@ def _refuse_changed(one: _Work, newest: Manifest, dropped: Numbers) -> None:
     same = same and np.array_equal(newest.shard_sha256, base.shard_sha256)
     if not same or len(np.setdiff1d(one.reader.dropped, dropped)):
         raise BusyError(
-            f"{printable(one.folder)}: something else was committed here meanwhile, which the new "
-            "shards do not have. Nothing was committed: run it again"
+            f"{printable(one.place.url, 4096)}: something else was committed here meanwhile, which "
+            "the new shards do not have. Nothing was committed: run it again"
         )
 
 
-def _carried(one: _Work, newest: Manifest) -> Iterator[Overlay]:
+def _carried(one: _Work, newest: Manifest, space: Workspace) -> Iterator[Overlay]:
     """Write the values beside the old shards to files beside the new ones."""
-    reader = Reader(locate(one.folder), newest)
+    reader = Reader(one.place.location, newest)
     for old in newest.overlays:
         reader.want([old.field])
         files = {}
         for number, (start, stop) in enumerate(itertools.pairwise(one.plan.bounds.tolist())):
             values = _values_of(reader, old, one.numbers[start:stop])
             if (first := next(values, None)) is not None:
-                where, all_values = (
-                    (one.folder, one.plan.dataset_id),
-                    itertools.chain([first], values),
-                )
-                files[number] = (write_values(*where, old, number, all_values, []),)
+                all_values = itertools.chain([first], values)
+                where = space.folder, one.plan.dataset_id
+                info = write_values(*where, old, number, all_values, [])
+                space.take(info)
+                files[number] = (info,)
         if files or old.added:
             yield replace(old, files=files)
 
 
 def _values_of(reader: Reader, old: Overlay, numbers: Numbers) -> Iterator[tuple[int, Any]]:
     """Yield the places of those records that have a value of a field beside them, and the value."""
+
+    def with_values(shard: Shard, records: Numbers) -> Numbers:
+        if not isinstance(shard, OverlaidShard):
+            return NONE
+        return np.flatnonzero(np.isin(records, shard.rows_beside(old.field)))
+
+    def announce(shard: Shard, records: Numbers) -> None:
+        if isinstance(shard, OverlaidShard):
+            shard.will_need_values(old.field, records[with_values(shard, records)].tolist())
+
+    annotated = np.isin(np.searchsorted(reader.starts, numbers, "right") - 1, [*old.files])
     for first in range(0, len(numbers), VALUES):
-        some = numbers[first : first + VALUES]
+        some = first + np.flatnonzero(annotated[first : first + VALUES])
         found = dict[int, Any]()
-        for at, own in _by_shard(reader, some):
-            shard = reader.shard(at) if at in old.files else None
-            if isinstance(shard, OverlaidShard):
-                records = some[own] - reader.starts[at]
-                has = np.isin(records, shard.rows_beside(old.field))
-                for place, record in zip(own[has].tolist(), records[has].tolist(), strict=True):
-                    found[first + place] = shard.value_of(old.field, record)
+        for shard, own, records in _opened(reader, numbers[some], announce):
+            assert isinstance(shard, OverlaidShard)
+            has = with_values(shard, records)
+            for place, record in zip(own[has].tolist(), records[has].tolist(), strict=True):
+                found[int(some[place])] = shard.value_of(old.field, record)
         yield from sorted(found.items(), key=operator.itemgetter(0))

@@ -209,8 +209,6 @@ def _with_other_shards(place: Place, newest: manifest.Manifest) -> int:
 
 def _drop_compaction(place: Place, newest: manifest.Manifest) -> None:
     """Remove what an interrupted `compact` built: it has the records, and cannot go on now."""
-    if not isinstance(place.location, LocalDirectory):
-        return
     work = place.builds_in(None)
     with contextlib.suppress(FileNotFoundError, BusyError, NotPackedError, DamageError):
         with output_dir.own_unfinished(work) as owner:

@@ -54,30 +54,42 @@ class Workspace:
     This one is the dataset's own: what is built is where it is to be.
     """
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: str, owner: output_dir.Owner | None = None) -> None:
+        self.folder, self._owner = folder, owner
 
     def take(self, info: ShardInfo) -> None:
-        """Bring a file that was built to the dataset, until the work ends at the latest."""
+        """Bring a file that was built to the dataset, until `finish` at the latest."""
+
+    def finish(self) -> None:
+        """Wait until all that was taken is in the place. Raises StorageError, DamageError."""
+
+    def close(self) -> None:
+        """Remove what was built and is of no version, and let others in. Raises StorageError."""
+        if self._owner is not None:
+            with self._owner:
+                self._owner.clean()
 
 
 class _Uploading(Workspace):
     """A directory whose files go into a store, several at a time, and are then removed."""
 
-    def __init__(self, folder: str, target: RemoteLocation) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: str, target: RemoteLocation, owner: output_dir.Owner) -> None:
+        super().__init__(folder, owner)
         self._target = target
         self._running: dict[Future[Reply], str] = {}
 
     def take(self, info: ShardInfo) -> None:
         """Send a file; wait while enough are under way. Raises StorageError, DamageError."""
-        self.wait(AT_ONCE - 1)
+        self._wait(AT_ONCE - 1)
         path = os.path.join(self.folder, info.name)
         upload = Upload(path, info.size, info.sha256, path)
         self._running[ranges.send(self._target.put_request(info.name, upload))] = path
 
-    def wait(self, most: int = 0) -> None:
-        """Wait until at most so many files are under way. Raises as `take`."""
+    def finish(self) -> None:
+        self._wait(0)
+
+    def _wait(self, most: int) -> None:
+        """Wait until at most so many files are under way."""
         while len(self._running) > most:
             done, _ = concurrent.futures.wait(self._running, return_when="FIRST_COMPLETED")
             for future in done:
@@ -85,10 +97,19 @@ class _Uploading(Workspace):
                 future.result()
                 local.remove(path)
 
-    def empty(self) -> None:
-        """End what is under way, and remove what was built, here or by one that was killed."""
+    def close(self) -> None:
+        """End what is under way, and remove what was built here; what was sent stays."""
         for future in self._running:
             future.cancel()
+        self._running.clear()
+        try:
+            self.empty()
+        finally:
+            super().close()
+            output_dir.remove_working_directory(self.folder, [""])
+
+    def empty(self) -> None:
+        """Remove what was built here, also by one that was killed."""
         for name in os.listdir(self.folder):
             if journal.shard_number(name) is not None or has_overlay_name(name):
                 local.remove(os.path.join(self.folder, name))
@@ -142,10 +163,26 @@ class Place:
         """
         raise NotImplementedError
 
-    def workspace(self) -> contextlib.AbstractContextManager[Workspace]:
-        """Give a directory where shards, and files beside them, are built.
+    @contextlib.contextmanager
+    def workspace(self) -> Iterator[Workspace]:
+        """Give a directory where shards, and files beside them, are built, in a place of ours.
 
         When the work ends, all that it took is in the place. Raises StorageError, BusyError.
+        """
+        space = self._workspace()
+        try:
+            yield space
+            space.finish()
+        finally:
+            space.close()
+
+    def _workspace(self) -> Workspace:
+        raise NotImplementedError
+
+    def begin(self, dataset_id: bytes) -> Workspace:
+        """Own a place, where there may be nothing yet, as far as it can be, to build shards of it.
+
+        `Workspace.close` gives it back. Raises as `owned`, StorageError.
         """
         raise NotImplementedError
 
@@ -206,8 +243,12 @@ class _Directory(Place):
     def replace(self, name: str, old: Stored | None, data: bytes, kept: str = "") -> None:
         self.location.write(name, data)
 
-    def workspace(self) -> contextlib.AbstractContextManager[Workspace]:
-        return contextlib.nullcontext(Workspace(self.url))
+    def _workspace(self) -> Workspace:
+        return Workspace(self.url)
+
+    def begin(self, dataset_id: bytes) -> Workspace:
+        local.make_directory(self.url)
+        return Workspace(self.url, output_dir.own_unplanned(self.url, dataset_id))
 
     def builds_in(self, given: str | None) -> str:
         if given is not None:
@@ -253,20 +294,21 @@ class _Folder(Place):
         if not kept or not self.location.exists(kept):
             raise self.changed_meanwhile()
 
-    @contextlib.contextmanager
-    def workspace(self) -> Iterator[Workspace]:
+    def _workspace(self) -> Workspace:
         folder = output_dir.working_directory(self.location, None, "change")
         local.make_directory(folder)
-        with output_dir.own_unplanned(folder, secrets.token_bytes(16)) as owner:
-            space = _Uploading(folder, self.location)
-            try:
-                space.empty()
-                yield space
-                space.wait()
-            finally:
-                space.empty()
-                owner.clean()
-                output_dir.remove_working_directory(folder, [""])
+        owner = output_dir.own_unplanned(folder, secrets.token_bytes(16))
+        space = _Uploading(folder, self.location, owner)
+        try:
+            space.empty()
+        except BaseException:
+            owner.release()
+            raise
+        return space
+
+    def begin(self, dataset_id: bytes) -> Workspace:
+        self.prepare()
+        return self._workspace()
 
     def builds_in(self, given: str | None) -> str:
         return output_dir.working_directory(self.location, given, "append")

@@ -2,7 +2,8 @@
 
 The manifest is written when the block ends well; when it raises, nothing was packed and no file
 stays. A stream cannot be resumed: shards of a Writer that was killed are dropped by the next one
-in the same directory, and the stream is written again from its beginning.
+in the same directory, and the stream is written again from its beginning. Shards for an object
+store are uploaded as they are finished; those of a stream that failed are there until `gc`.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ from ..formats.sample import Schema, infer_fields
 from ..images.filetype import image_type
 from ..names import KEY, key_bytes, key_text
 from ..storage import local
-from ..storage.local import LocalDirectory
-from ..storage.location import local_path, locate
+from ..storage.base import Location
+from ..storage.options import Storage
 from ..units import check_bool, check_int, check_size, show_count
 from . import journal, output_dir
+from .place import Stored, Workspace, find_place
 from .plan import SHARD_SIZE
 from .shard_writer import ShardWriter
 from .versions import commit
@@ -48,7 +50,7 @@ _HASH = "S16"  # xxh3_128 of a key: no two of 10**9 keys share one by chance (1 
 
 
 class Writer:
-    """Write samples, in the order they come, to a dataset in the directory `out`.
+    """Write samples, in the order they come, to a dataset in `out`: a directory, or a URL.
 
     fields       {name: kind}, or pairs; kinds are image, bytes, array, int, float, bool, str,
                  json. Default: those of the first sample. `__key__` (bytes or str, unique) is
@@ -61,15 +63,17 @@ class Writer:
     overwrite    commit over another dataset in `out`; its shards stay until `gc`
     append       add to the dataset in `out`, as a new version: fields, format and id are its own;
                  `classes` may have more names behind those that it has
+    storage      a shardio.Storage: how an object store is reached
 
     A sample that does not fit raises SampleError and is not written; the Writer goes on. When a
     shard cannot be written (StorageError), or holds a key twice (SampleError, once the shard is
-    full), the Writer is at its end, and nothing was packed.
+    full), the Writer is at its end, and nothing was packed. In a store, of two that write at once
+    the one that ends later gets a BusyError.
 
     Raises OptionError, ExistsError, BusyError, SampleError, StorageError.
     """
 
-    _owner: output_dir.Owner | None = None
+    _space: Workspace | None = None
     _closed = False
 
     def __init__(
@@ -84,6 +88,7 @@ class Writer:
         max_records: int | None = None,
         overwrite: bool = False,
         append: bool = False,
+        storage: Storage | None = None,
     ) -> None:
         if max_records is not None:
             max_records = check_int("max_records", max_records, 1, MAX_RECORDS)
@@ -92,7 +97,8 @@ class Writer:
             raise OptionError(f"classes is {classes!r}; expected a list of names")
         if not isinstance(id, (str, type(None))):
             raise OptionError(f"id is {id!r}; expected a str")
-        self.out = local_path(out)
+        self._place = find_place(out, storage)
+        self.out = self._place.url
         self._format = check_packed(format)
         self.records = 0
         self._schema = None if fields is None else Schema(_with_key(fields))
@@ -105,10 +111,11 @@ class Writer:
         self._shard_size = check_size("shard_size", shard_size)
         self._max_records, self._overwrite = max_records, overwrite
         self._base: Manifest | None = None  # of the dataset that is appended to
+        self._old: Stored | None = None  # the manifest that is replaced
         self._reader: Reader | None = None  # of it, once keys are compared
         if append:
             given = {"fields": fields, "id": id, "overwrite": overwrite or None}
-            self._base = _appended_to(self.out, given, self._classes)
+            self._base = _appended_to(self._place.location, given, self._classes)
             self._schema = self._base.stored_schema
             self._images = self._schema.images
             self._format, self._id = self._base.format, self._base.dataset_id
@@ -124,7 +131,7 @@ class Writer:
 
     def __del__(self) -> None:
         # A fork's copy is not ours to end: the files are its parent's.
-        if self._closed or self._owner is None or self._process != os.getpid():
+        if self._closed or self._space is None or self._process != os.getpid():
             return
         warnings.warn(
             f"{printable(self.out)}: a Writer was never closed, so nothing was packed: write in a "
@@ -164,8 +171,9 @@ class Writer:
             if self._shard is None:
                 first = 0 if self._base is None else self._base.shards
                 number, format = first + len(self._shards), self._format
+                folder = self._begin().folder
                 self._shard = ShardWriter(
-                    self.out, self._token, self._schema, self._id, number, format
+                    folder, self._token, self._schema, self._id, number, format
                 )
                 self._keys = []
         shard = self._shard
@@ -181,23 +189,25 @@ class Writer:
         """Write what is pending, and the manifest: from now on the dataset is there."""
         if self._closed:
             return
-        owner = self._begin()
+        space = self._begin()
         with self._ending_on_error(BaseException):
-            self._commit(owner)
+            self._commit(space)
         self._closed = True
+        space.close()
 
-    def _commit(self, owner: output_dir.Owner) -> None:
+    def _commit(self, space: Workspace) -> None:
         if self._shard is not None:
             self._close_shard(self._shard)
         if self._schema is None:
             raise SampleError(
                 f"{printable(self.out)}: no sample was written, and no fields were given"
             )
+        space.finish()
+        self._place.add(space.folder, [info.name for info in self._shards])
         if self._base is not None:
             base, added = self._base, {"added": self.records}
             after = manifest.extended(base, self._shards, self._blob_bytes, self._classes)
-            commit(self.out, base, after, "append", added, {})
-            owner.clean()
+            commit(self._place, base, after, "append", added, {})
             return
         written = manifest.make(
             self._shards,
@@ -212,22 +222,20 @@ class Writer:
             },
             blob_bytes=self._blob_bytes,
         )
-        if os.path.lexists(os.path.join(self.out, manifest.MANIFEST)):
-            journal.remove_rejected(LocalDirectory(self.out))  # of the dataset that is replaced
-        local.write_file(self.out, manifest.MANIFEST, written.dump())
-        owner.clean()
+        if self._place.location.exists(manifest.MANIFEST):
+            journal.remove_rejected(self._place.location)  # of the dataset that is replaced
+        self._place.replace(manifest.MANIFEST, self._old, written.dump())
 
     def abort(self) -> None:
         """Give up: remove what was written, commit nothing."""
         closed, self._closed = self._closed, True
-        if closed or self._owner is None:
+        if closed or self._space is None:
             return
         try:
             if self._shard is not None:
                 self._shard.discard()
-            self._owner.clean()
         finally:
-            self._owner.release()
+            self._space.close()
 
     @contextlib.contextmanager
     def _ending_on_error(self, kind: type[BaseException]) -> Iterator[None]:
@@ -239,27 +247,30 @@ class Writer:
                 self.abort()
             raise
 
-    def _begin(self) -> output_dir.Owner:
+    def _begin(self) -> Workspace:
         if self._closed:
             raise OptionError(f"{printable(self.out)}: this Writer is closed")
-        if self._owner is None:
+        if self._space is None:
             self._check_free()
-            local.make_directory(self.out)
-            self._owner = output_dir.own_unplanned(self.out, self._id)
-            with self._ending_on_error(ExistsError):
+            self._space = self._place.begin(self._id)
+            with self._ending_on_error(BaseException):
                 self._check_free()  # again: another may have committed here a moment ago
-        return self._owner
+                if self._overwrite:
+                    with contextlib.suppress(FileNotFoundError):
+                        self._old = self._place.stored(manifest.MANIFEST)
+        return self._space
 
     def _check_free(self) -> None:
         if self._base is not None:
-            if manifest.load(locate(self.out)).version_id != self._base.version_id:
+            if manifest.load(self._place.location).version_id != self._base.version_id:
                 raise BusyError(
                     f"{printable(self.out)}: the dataset was changed since this Writer was opened: "
                     "open it again"
                 )
             return
-        output_dir.check(LocalDirectory(self.out))
-        if not self._overwrite and (there := manifest.load_if_packed(locate(self.out))):
+        there, place = None, self._place.location
+        output_dir.check(place)
+        if not self._overwrite and (there := manifest.load_if_packed(place)):
             raise ExistsError(
                 f"{printable(self.out)}: a dataset is here, of "
                 f"{show_count(there.records, 'record')}. Choose another "
@@ -274,12 +285,14 @@ class Writer:
         self._known_keys.add(self._keys)
         if self._base is not None:
             if self._reader is None:
-                self._reader = Reader(locate(self.out), self._base)
+                self._reader = Reader(self._place.location, self._base)
             for key in sorted(key for *_, key in self._reader.with_keys(set(self._keys))):
                 raise SampleError(f"key {printable(key)} is in the dataset; keys must be unique")
         info = shard.finish()
         shard.commit(info.name)
         self._shard = None
+        assert self._space is not None
+        self._space.take(info)
         self._blob_bytes += shard.blob_bytes
         self._shards.append(info)
 
@@ -326,7 +339,9 @@ class Writer:
                 )
 
 
-def _appended_to(out: str, given: Mapping[str, Any], classes: tuple[str, ...] | None) -> Manifest:
+def _appended_to(
+    there: Location, given: Mapping[str, Any], classes: tuple[str, ...] | None
+) -> Manifest:
     """Return the dataset that is appended to. Raises OptionError, NotPackedError.
 
     given: options that it has itself. classes: names that may go on behind its own
@@ -334,7 +349,7 @@ def _appended_to(out: str, given: Mapping[str, Any], classes: tuple[str, ...] | 
     for name, value in given.items():
         if value is not None:
             raise OptionError(f"{name} is given with append=True: leave it out")
-    base = manifest.load(locate(out))
+    base = manifest.load(there)
     if base.names is not None:
         raise OptionError(
             f"{base.where}: it is an index of files of another format, and has no shards of its own"

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from support.uploading import fetched, files, options, puts, started
 import shardio
 from shardio import OptionError, PlanOptions, ShardDataset, Storage
 from shardio.cli.exit_codes import BUSY
-from shardio.errors import BusyError, StateError
+from shardio.errors import BusyError, ExistsError, StateError
 from shardio.packing.annotate import annotate
 from shardio.packing.drop import drop
 from shardio.packing.gc import gc
@@ -304,9 +306,219 @@ def test_shards_that_are_gone_before_the_commit_are_named(
     assert not shardio.verify(url, storage=direct).damages
 
 
-def test_a_stream_of_samples_is_appended_in_a_directory_alone(there: ObjectStore) -> None:
-    with pytest.raises(OptionError, match="expected a directory, local or mounted"):
-        shardio.Writer(f"{there.url}/out", append=True)
+# --- compacting -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(packed: Path, more_images: Path, tmp_path: Path) -> Path:
+    """A directory with a dataset that grew: 8 shards, two records dropped, some annotated."""
+    shardio.copy(packed, tmp_path / "small")
+    shardio.append(more_images, tmp_path / "small")
+    annotate(
+        tmp_path / "small", {key: {"caption": f"of {key}"} for key in KEYS[5:9]}, missing="none"
+    )
+    drop(tmp_path / "small", keys=[KEYS[3], "class9/0.jpg"])
+    return tmp_path / "small"
+
+
+def test_what_is_compacted_in_a_store_is_what_a_directory_gets(
+    bucket: ObjectStore, small: Path, tmp_path: Path
+) -> None:
+    bucket.put_folder(small, "out/")
+    url, more = f"{bucket.url}/out", {"storage": options(bucket)}
+    told = [
+        str(shardio.compact(out, shard_size=4000, dry_run=True, **given)).partition(": ")[2]
+        for out, given in ((small, {}), (url, more))
+    ]
+    assert told[0] == told[1]
+    for out, given in ((small, {}), (url, more)):
+        done = shardio.compact(out, shard_size=4000, jobs=2, **given)
+        assert (done.records, done.left_out, done.old_shards) == (SHARDS * EACH + 5, 2, 8)
+        assert shardio.compact(out, shard_size=4000, **given).already
+    assert fetched(bucket, "out", tmp_path / "fetched") == files(small)
+    assert not shardio.verify(url, **more).damages
+    assert not [*(tmp_path / "caches" / "shardio").iterdir()]  # nothing is left here
+
+
+@pytest.mark.parametrize("format", ["record", "lmdb"])
+def test_splits_and_large_records_are_compacted(
+    bucket: ObjectStore, tmp_path: Path, format: str
+) -> None:
+    for folder in ("images", "more"):  # large enough that heads are asked for alone
+        tree = {
+            f"{split}/class0/{folder}{i}.jpg": noise(f"{folder}{split}{i}", 20_000)
+            for split in ("train", "val")
+            for i in range(3)
+        }
+        plant(tmp_path / folder, tree)
+    shardio.pack(tmp_path / "images", tmp_path / "out", jobs=1, format=format)
+    shardio.append(tmp_path / "more", tmp_path / "out", jobs=1)
+    bucket.put_folder(tmp_path / "out", "out/")
+    url, more = f"{bucket.url}/out", {"storage": options(bucket), "jobs": 1}
+    done = shardio.compact(url, work_dir=tmp_path / "work", **more)
+    assert (done.records, done.shards) == (12, 2) and sorted(done.versions) == ["train", "val"]
+    shardio.compact(tmp_path / "out", jobs=1)
+    assert fetched(bucket, "out", tmp_path / "fetched") == files(tmp_path / "out")
+    assert not (tmp_path / "work").exists()
+    with pytest.raises(OptionError, match="work_dir: only where OUT is a URL"):
+        shardio.compact(tmp_path / "out", work_dir=tmp_path / "work")
+
+
+def test_a_compaction_that_is_killed_goes_on(
+    through: ObjectStore, proxy: FaultProxy, small: Path, tmp_path: Path
+) -> None:
+    through.put_folder(small, "grown/")
+    url, direct = f"{through.url}/grown", options(through)
+    before, versions = keys_of(url, direct), log(url, storage=direct).versions
+    line = ["compact", url, "--shard-size", "4000", "--jobs", "1"]
+    for held in (r"/00002-", "probe", "overlay-", "manifest-", NEWEST):
+        proxy.rules(Rule("timeout", path=held, method="PUT"))
+        with started(*line) as process:
+            proxy.wait(faults=1)
+            process.kill()
+            process.wait(LIMIT_S)
+        proxy.rules()
+        proxy.reset()
+        assert keys_of(url, direct) == before and log(url, storage=direct).versions == versions
+    said = command(*line)
+    assert said.returncode == 0, said.stderr
+    assert puts(proxy, "/0000") == 0  # they were there: nothing is uploaded twice
+    assert sorted(keys_of(url, direct)) == sorted(before)
+    assert not shardio.verify(url, storage=direct).damages
+    assert not [*(tmp_path / "caches" / "shardio").iterdir()]
+
+
+def test_what_is_committed_while_it_compacts_is_carried_over_or_ends_it(
+    through: ObjectStore, proxy: FaultProxy, small: Path, more_images: Path, tmp_path: Path
+) -> None:
+    through.put_folder(small, "grown/")
+    url, direct = f"{through.url}/grown", options(through)
+    line = ["compact", url, "--shard-size", "4000", "--jobs", "1"]
+    before = keys_of(url, direct)
+    others = plant(tmp_path / "others", {"class0/other.jpg": noise("other", 400)})
+    for code in (BUSY, 0):
+        proxy.rules(Rule("503", path=r"/00002-", method="PUT"))
+        proxy.reset()
+        with started(*line) as process:
+            proxy.wait(faults=1)
+            if code == BUSY:
+                to = {"to": direct, "work_dir": tmp_path / "elsewhere"}
+                shardio.append(others, url, **to)
+            else:
+                drop(url, keys=before[:2], storage=direct)
+                annotate(url, {before[5]: {"caption": "new"}}, storage=direct)
+            proxy.rules()
+            assert process.wait(LIMIT_S) == code
+    assert {*keys_of(url, direct)} == {*before[2:], "class0/other.jpg"}
+    rows = shardio.open(url, decode=None, storage=direct)
+    assert rows[rows.find(before[5])]["caption"] == "new"
+    commands = [one.command for one in log(url, storage=direct).versions]
+    assert commands[:4] == ["compact", "annotate", "drop", "append"]
+    assert not shardio.verify(url, storage=direct).damages
+
+
+def test_what_a_compaction_asks_for(through: ObjectStore, proxy: FaultProxy, small: Path) -> None:
+    through.put_folder(small, "grown/")
+    proxy.reset()
+    shardio.compact(f"{through.url}/grown", jobs=1, storage=options(through))
+    asked = [(one.method, one.path.split("?")[0].rpartition("/")[2]) for one in proxy.figures().log]
+    ends = [name for method, name in asked if method == "GET" and name.startswith("0000")]
+    # Ends and heads of 8 shards, 29 records, and again the ends of those that are annotated.
+    assert len(ends) <= 8 + 8 + 29 + 3
+
+
+# --- streams of samples ---------------------------------------------------------------------------
+
+
+def write(writer: shardio.Writer, count: int = 7) -> None:
+    for number in range(count):
+        image = noise(f"stream {number}", 500)
+        writer.write({"__key__": f"class1/s{number}.jpg", "image": image, "label": number % 3})
+
+
+def test_a_stream_of_samples_becomes_in_a_store_what_it_does_in_a_directory(
+    there: ObjectStore, packed: Path, tmp_path: Path
+) -> None:
+    local, url = tmp_path / "local", f"{there.url}/out"
+    shardio.copy(packed, local)
+    more: dict[str, Any] = {"max_records": 3, "storage": options(there)}
+    for top in (str(tmp_path), there.url):
+        with shardio.Writer(f"{top}/new", id="mine", **more) as writer:
+            write(writer)
+        with pytest.raises(ExistsError, match="a dataset is here, of 7 records"):
+            shardio.Writer(f"{top}/new", **more)
+        with shardio.Writer(f"{top}/new", id="mine", overwrite=True, **more) as writer:
+            write(writer, 2)
+    for out in (str(local), url):
+        with shardio.Writer(out, append=True, **more) as writer:
+            write(writer)
+    for name in ("out", "new"):
+        here = files(local if name == "out" else tmp_path / "new")
+        assert fetched(there, name, tmp_path / "fetched") == here
+        assert not shardio.verify(f"{there.url}/{name}", storage=options(there)).damages
+    assert len(keys_of(url, options(there))) == SHARDS * EACH + 7
+    assert not [*(tmp_path / "caches" / "shardio").iterdir()]  # nothing is left here
+
+
+def test_a_stream_that_fails_leaves_the_old_version(there: ObjectStore, tmp_path: Path) -> None:
+    url, direct = f"{there.url}/out", options(there)
+    before = there.sizes()
+    failing = shardio.Writer(url, append=True, max_records=3, storage=direct)
+    with pytest.raises(RuntimeError), failing as writer:
+        write(writer)
+        raise RuntimeError
+    assert before.items() <= there.sizes().items() and len(log(url, storage=direct).versions) == 1
+    assert not [*(tmp_path / "caches" / "shardio").iterdir()]
+    gc(url, keep_s=0, storage=direct)
+    assert there.sizes() == before
+
+
+def test_of_two_streams_the_one_that_ends_later_is_told(there: ObjectStore, tmp_path: Path) -> None:
+    url, direct = f"{there.url}/out", options(there)
+    with shardio.Writer(url, append=True, storage=direct) as writer:
+        write(writer)
+        with pytest.raises(BusyError):  # of this machine, at once
+            shardio.Writer(url, append=True, storage=direct).__enter__()
+    assert len(keys_of(url, direct)) == SHARDS * EACH + 7
+    for name, given in (("out", {"append": True}), ("new", {}), ("new", {"overwrite": True})):
+        theirs: dict[str, Any] = {"storage": direct, **given}
+        writer = shardio.Writer(f"{there.url}/{name}", **theirs)
+        writer.write({"__key__": "ours", "image": noise("ours", 400), "label": 0})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
+            with shardio.Writer(f"{there.url}/{name}", **theirs) as winner:
+                winner.write({"__key__": "theirs", "image": noise("theirs", 400), "label": 0})
+        with pytest.raises(BusyError, match="Nothing was committed: run it again"):
+            writer.close()
+        assert keys_of(f"{there.url}/{name}", direct)[-1] == "theirs"
+        assert not shardio.verify(f"{there.url}/{name}", storage=direct).damages
+
+
+STREAM = """
+import sys, shardio
+with shardio.Writer(sys.argv[1], append=True, max_records=2) as writer:
+    for number in range(2):
+        image = b"\\xff\\xd8\\xff" + bytes(400)
+        writer.write({"__key__": f"class1/s{number}.jpg", "image": image, "label": 0})
+"""
+
+
+def test_a_stream_that_is_killed_at_any_upload_leaves_the_old_version(
+    through: ObjectStore, there: ObjectStore, proxy: FaultProxy
+) -> None:
+    url, direct = f"{there.url}/out", options(there)
+    before = keys_of(url, direct)
+    for held in (r"/00006-", r"manifest-", NEWEST, None):
+        proxy.rules(*([Rule("timeout", path=held, method="PUT")] if held else []))
+        proxy.reset()
+        with subprocess.Popen([sys.executable, "-c", STREAM, url]) as process:
+            if held:
+                proxy.wait(faults=1)
+                process.kill()
+            process.wait(LIMIT_S)
+        assert len(keys_of(url, direct)) == len(before) + (0 if held else 2)
+    assert process.returncode == 0 and not shardio.verify(url, storage=direct).damages
+    assert [one.command for one in log(url, storage=direct).versions] == ["append", "pack"]
 
 
 # --- what no version needs ------------------------------------------------------------------------
