@@ -217,6 +217,10 @@ _ON_ERROR = option(
     text="files that cannot be packed: fail and list them (default), or leave them out",
     choices=("raise", "skip"),
 )
+_CHECK_IMAGES = option(
+    "--check-images",
+    text="decode every image: one that cannot be decoded, such as a truncated one, is not packed",
+)
 _PLANNED = (  # options that a plan follows from
     option("--shard-size", "SIZE"),
     option("--max-records", "N"),
@@ -230,10 +234,11 @@ _PLANNED = (  # options that a plan follows from
     option("--encode", "raw"),
     option("--jpeg-tiles"),
     option("--keep-original"),
+    _CHECK_IMAGES,
     option(
         "--max-pixels",
         "N",
-        "the largest image to decode, for --resize, --encode raw and --jpeg-tiles",
+        "the largest image to decode, for --resize, --encode raw, --jpeg-tiles and --check-images",
     ),
     OVERWRITE,
     option("--restart"),
@@ -320,6 +325,7 @@ _GROWS = (  # options of `append` and `update`
     TARGET,
     WORK_DIR,
     JOBS,
+    _CHECK_IMAGES,
     _ON_ERROR,
     option("--restart"),
 )

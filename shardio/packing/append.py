@@ -102,6 +102,7 @@ def append(
     parts: int | None = None,
     stagger_s: float = 0.0,
     plan: bool = False,
+    check_images: bool = False,
     on_error: str = "raise",
     restart: bool = False,
     dry_run: bool = False,
@@ -128,6 +129,8 @@ def append(
     stagger_s     wait first, for a random time up to so many seconds, so that many parts do not
                   list the source all at once
     plan          only list the source, and leave the plan in OUT: parts then list nothing
+    check_images  decode every image that is appended, as `pack` does with this option; always, if
+                  the dataset was packed so
     on_error      "raise": one SourceError lists all files that cannot be packed, and nothing is
                   appended; "skip": they are left out, and OUT/rejected.jsonl lists them
     restart       drop an unfinished `append` of another source
@@ -145,7 +148,7 @@ def append(
     BusyError, NotPackedError, DamageError, StorageError.
     """
     began = time.monotonic()
-    check_bool(dry_run=dry_run, plan=plan, restart=restart)
+    check_bool(dry_run=dry_run, plan=plan, restart=restart, check_images=check_images)
     if on_duplicate not in _CHOICES:
         raise OptionError(
             f"on_duplicate is {printable(repr(on_duplicate))}; expected 'error', 'skip' or "
@@ -159,6 +162,7 @@ def append(
         Call(read, jobs, on_error, restart, *told, share, executor, plan, takes_plans=True),
         to=to,
         work_dir=work_dir,
+        check_images=check_images,
     )
     growth = grow(source, out, call)
     done = Appended(growth.folder, classes=growth.new_classes, dry_run=dry_run, planned=plan)

@@ -20,7 +20,7 @@ from ..storage import local
 from . import journal
 from .built import Built, note_built, read_built
 from .plan import Plan
-from .reencode import Reencoded, as_stored, reencode
+from .reencode import Reencoded, as_stored, checked_fields, reencode
 from .shard_writer import ShardWriter, open_own
 from .sources.base import Problem, Rejected
 
@@ -66,7 +66,9 @@ def _build_anew(work: Work, number: int, add: Callable[[int], None]) -> Built:
     keys, listed, _, places, source = plan.rows(number)
     assert source is not None
     sizes, make = listed.tolist(), as_stored if source.as_stored else reencode
-    naming = Schema(plan.fields), plan.dataset_id, plan.first + number, options.format
+    schema = Schema(plan.fields)
+    naming = schema, plan.dataset_id, plan.first + number, options.format
+    checked = checked_fields(schema, options)
     shard = ShardWriter(work.directory, work.token, *naming)
     problems: list[Problem] = []
     reencoded = Reencoded()
@@ -81,7 +83,7 @@ def _build_anew(work: Work, number: int, add: Callable[[int], None]) -> Built:
                 lookahead_left += sizes[i]
                 try:
                     sample = read(place)
-                    changes = make(sample, options)
+                    changes = make(sample, options, checked)
                     shard.write(sample)
                     reencoded.add(changes)
                     shard.flush()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -149,6 +149,7 @@ class Call:
     takes_plans: bool = False  # it goes on under plans that were made so
     to: Storage | None = None
     work_dir: PathLike | None = None
+    check_images: bool = False  # else as the dataset was packed
 
 
 Files = Mapping[bytes, tuple[int, int]]  # sizes and times in ns, by key
@@ -186,13 +187,15 @@ class Growth:
     def _job(self, one: Split, names: list[str]) -> Job:
         """Plan the shards of one split. names: of all splits for which there is something new."""
         assert one.listing is not None
+        options = PackOptions.of(one.base.options)
         options = replace(
-            PackOptions.of(one.base.options),
+            options,
             format=one.base.format,
             source=self.request.kind or "imagefolder",
             where=describe_conditions(self.request.where) if self.request.where else None,
             split=one.name,
             splits=[],
+            check_images=options.check_images or self.call.check_images,
         )
         size = None
         if options.encode is not None and options.pixels is not None:
@@ -278,7 +281,7 @@ def grow(source: PathLike, out: PathLike, call: Call) -> Growth:
     chosen = call.part.begun(call.announce, wait=not call.dry_run)
     places = top.datasets()
     bases = {name: manifest.load(at.location) for name, at in places.items()}
-    packing = _as_packed(next(iter(bases.values())), call.read, call.restart)
+    packing = _as_packed(next(iter(bases.values())), call)
     plan, skip = replace(packing.plan, part=chosen.part), call.on_error == "skip"
     # That the dataset is there is no reason to leave, where shards go into a store.
     run = Run(processes(call.jobs), remote, plan, skip, executor=call.executor)
@@ -370,7 +373,7 @@ def _of_splits(growth: Growth, names: Sequence[str]) -> str:
     )
 
 
-def _as_packed(base: Manifest, read: SourceOptions | None, restart: bool) -> PackCall:
+def _as_packed(base: Manifest, call: Call) -> PackCall:
     """Return a call of `pack` with the options that a dataset was packed by. Raises OptionError."""
     if base.names is not None:
         raise OptionError(
@@ -378,17 +381,17 @@ def _as_packed(base: Manifest, read: SourceOptions | None, restart: bool) -> Pac
             "shards of its own: add files there, and run `shardio index` again"
         )
     options = PackOptions.of(base.options)
-    names = ("encode", "quality", "jpeg_tiles", "keep_original", "max_pixels")
-    images = {name: getattr(options, name) for name in names}
+    images = {one.name: getattr(options, one.name) for one in fields(ImageOptions)}
+    images["check_images"] = images["check_images"] or call.check_images
     if options.resize is None or options.encode is not None:
         images["quality"] = None
     plan = PlanOptions(
         shuffle=options.shuffle,
         seed=options.seed or 0,
         max_records=options.max_records,
-        restart=restart,
+        restart=call.restart,
     )
-    read = read or SourceOptions()
+    read = call.read or SourceOptions()
     if read.classes is not None:
         raise OptionError("--classes: the dataset numbers its classes itself; leave it out")
     own: dict[str, Any] = {"label": options.label, "layout": options.layout}

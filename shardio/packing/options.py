@@ -199,6 +199,8 @@ class ImageOptions:
                    images do not change
     keep_original  with `jpeg_tiles`: also store the bytes of each file, in the field `original`,
                    so that `unpack` restores them
+    check_images   decode every image, as `verify(decode=True)` does: one that cannot be decoded,
+                   such as a truncated one, cannot be packed
     max_pixels     the largest image to decode for any of these, instead of the default limit
 
     Raises OptionError.
@@ -208,6 +210,7 @@ class ImageOptions:
     quality: int | None = None
     jpeg_tiles: bool = False
     keep_original: bool = False
+    check_images: bool = False
     max_pixels: int | None = None
 
     def __post_init__(self) -> None:
@@ -215,7 +218,7 @@ class ImageOptions:
             raise OptionError(
                 f"encode is {printable(repr(self.encode))}; expected 'raw', or nothing"
             )
-        check_flags(self, "jpeg_tiles", "keep_original")
+        check_flags(self, "jpeg_tiles", "keep_original", "check_images")
         check_given(self, quality=(1, 100), max_pixels=(1,))
         if self.jpeg_tiles and self.encode is not None:
             raise OptionError(
@@ -239,11 +242,12 @@ class ImageOptions:
                 "--keep-original: goes with --jpeg-tiles, which is not asked for"
                 + ("; without, files are packed as they are" if as_they_are else "")
             )
-        if self.max_pixels is not None and as_they_are and not self.jpeg_tiles:
+        decodes = not as_they_are or self.jpeg_tiles or self.check_images
+        if self.max_pixels is not None and not decodes:
             raise OptionError(
                 f"max_pixels is {self.max_pixels}, but images are packed as they are, whatever "
-                "their size: it goes with --resize, --encode raw and --jpeg-tiles; leave it out, "
-                "and give it to whoever reads the dataset"
+                "their size: it goes with --resize, --encode raw, --jpeg-tiles and --check-images; "
+                "leave it out, and give it to whoever reads the dataset"
             )
 
 
@@ -295,6 +299,7 @@ class PackOptions:
     encode: str | None = None
     jpeg_tiles: bool = False
     keep_original: bool = False
+    check_images: bool = False
     max_pixels: int | None = None
     where: Mapping[str, Any] | None = None
     label: str | None = None  # finds the class in a path

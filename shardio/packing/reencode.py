@@ -4,6 +4,8 @@
     the source's bytes --pixels--> a PPM file, with `resize` of the central square
     the source's bytes --keep_original--> the field `original`, where `image` has others now
 
+    the source's bytes --check_images--> the same, if they can be decoded
+
 Without any of these options, images are packed as they are, and nothing here looks at them.
 """
 
@@ -16,7 +18,7 @@ from dataclasses import dataclass, field
 
 from ..errors import DecodeError, OptionError, SourceError, StorageError, printable
 from ..formats import manifest
-from ..formats.sample import Sample
+from ..formats.sample import Sample, Schema
 from ..images import decode, jpeg_rewrite, jpeg_tiles
 from ..images.resize import resize_short, square
 from ..names import KEY
@@ -46,12 +48,17 @@ class Reencoded:
                 setattr(self, name, getattr(self, name) + count)
 
 
+Checked = tuple[tuple[str, bool], ...]  # names of fields, and whether to be decoded to RGB
 _NOTHING = Reencoded()  # most records: making one for each costs 0.7 us
 
 
-def reencode(sample: Sample, options: PackOptions) -> Reencoded:
-    """Change the image of a sample in place. Raises Rejected where it cannot be packed so."""
-    if not (options.pixels or options.resize or options.jpeg_tiles or options.keep_original):
+def reencode(sample: Sample, options: PackOptions, checked: Checked = ()) -> Reencoded:
+    """Change the image of a sample in place. Raises Rejected where it cannot be packed so.
+
+    checked: the fields whose images are decoded first, unless they are written anew by decoding
+    """
+    rewrites = bool(options.pixels or options.resize or options.jpeg_tiles)
+    if not (rewrites or options.keep_original or checked):
         return _NOTHING
     done = Reencoded()
     own = sample.get("image")
@@ -64,10 +71,22 @@ def reencode(sample: Sample, options: PackOptions) -> Reencoded:
             _make_tiles(sample, sample["image"], options, done)
     if options.keep_original and sample.get(ORIGINAL) is None:
         sample[ORIGINAL] = None if sample.get("image") is own else own
+    for name, is_main in checked:
+        if (data := sample.get(name)) is not None and (name != "image" or data is own):
+            try:
+                decode.check(data, rgb=is_main, max_pixels=options.max_pixels)
+            except DecodeError as error:
+                raise Rejected(f"{name} cannot be decoded: {error}") from None
     return done
 
 
-def as_stored(sample: Sample, options: PackOptions) -> Reencoded:
+def checked_fields(schema: Schema, options: PackOptions) -> Checked:
+    """Return the fields of images that are to be decoded while they are packed."""
+    main = schema.main_image
+    return tuple((name, name == main) for name in schema.images) if options.check_images else ()
+
+
+def as_stored(sample: Sample, options: PackOptions, checked: Checked = ()) -> Reencoded:
     """Count what `reencode` did to the image of a sample when it was packed, as far as it shows."""
     image = sample.get("image") if options.jpeg_tiles else None
     return _NOTHING if image is None or jpeg_tiles.tiles(image) is None else Reencoded(tiles=1)
@@ -126,7 +145,7 @@ def _make_tiles(sample: Sample, data: bytes, options: PackOptions, done: Reencod
 
 def check_tools(options: PackOptions) -> None:
     """Raise DependencyError now, not in the middle."""
-    if options.resize is not None or options.encode is not None:
+    if options.resize is not None or options.encode is not None or options.check_images:
         decode.pil_info()
     if options.jpeg_tiles:
         jpeg_rewrite.rewriter()
@@ -140,9 +159,11 @@ def check_fields(listings: Mapping[str, Listing], options: PackOptions) -> None:
         "--jpeg-tiles: rewrites": options.jpeg_tiles,
     }
     asked = [text for text, wanted in does.items() if wanted]
+    kinds = {name: kind for one in listings.values() for name, kind in one.fields}
+    if options.check_images and "image" not in kinds.values():
+        raise OptionError("--check-images: decodes images, and no field here holds any")
     if not asked:
         return
-    kinds = {name: kind for one in listings.values() for name, kind in one.fields}
     others = [name for name, kind in kinds.items() if kind == "image" and name != "image"]
     if options.source == "trees" and options.resize is not None and others:
         raise OptionError(

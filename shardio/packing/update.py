@@ -108,6 +108,7 @@ def update(
     gone: str | None = None,
     read: SourceOptions | None = None,
     jobs: int | None = None,
+    check_images: bool = False,
     on_error: str = "raise",
     restart: bool = False,
     dry_run: bool = False,
@@ -127,6 +128,7 @@ def update(
     gone      what becomes of records that the source has not: "drop", or "keep". Default: they are
               dropped, but where these are more than half of all, nothing is done
     read, jobs, on_error, restart, to, work_dir, progress, announce    as of `append`
+    check_images  of what is new or changed, as of `append`
     dry_run   say what is new, changed and gone, and change nothing
 
     The first time, and where the source is no folder or archive of images alone, contents are
@@ -136,13 +138,15 @@ def update(
     """
     began = time.monotonic()
     check_bool(checksum=checksum, dry_run=dry_run, restart=restart)
-    check_bool(assume_unchanged=assume_unchanged)
+    check_bool(assume_unchanged=assume_unchanged, check_images=check_images)
     if checksum and assume_unchanged:
         raise OptionError("--checksum compares all files, --assume-unchanged none: give one")
     if gone not in _CHOICES:
         raise OptionError(f"gone is {printable(repr(gone))}; expected 'drop' or 'keep'")
     told = dry_run, progress, announce
-    call = Call(read, jobs, on_error, restart, *told, to=to, work_dir=work_dir)
+    call = Call(
+        read, jobs, on_error, restart, *told, to=to, work_dir=work_dir, check_images=check_images
+    )
     growth = grow(source, out, call)
     done = Updated(growth.folder, classes=growth.new_classes, kept=gone == "keep", dry_run=dry_run)
     for one in growth.work:

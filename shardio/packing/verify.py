@@ -26,9 +26,7 @@ from ..formats.overlay import files_of_shard
 from ..formats.record import erased_in, whole_runs
 from ..formats.sample import Sample
 from ..formats.version import Numbers, load_excluded
-from ..images.decode import decode as decode_main
-from ..images.decode import pil_info
-from ..images.decode import stored as decode_stored
+from ..images.decode import check, pil_info
 from ..names import KEY, key_text
 from ..storage.base import Location, path_in
 from ..storage.location import locate
@@ -350,10 +348,9 @@ def _wrong(shard: Shard, record: int, sample: Sample, task: _Task) -> str | None
         if value is not None and value != indexed and not (value != value and indexed != indexed):
             return f"the index has another {name} for it"
     for field_name, is_main in task.images:
-        decode = decode_main if is_main else decode_stored  # values of others may be no colours
         if sample[field_name] is not None:
-            try:
-                decode(sample[field_name], max_pixels=task.max_pixels)
+            try:  # values of others may be no colours
+                check(sample[field_name], rgb=is_main, max_pixels=task.max_pixels)
             except DecodeError as error:
                 return f"{field_name} cannot be decoded: {error}"
     return None

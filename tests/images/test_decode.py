@@ -31,10 +31,12 @@ from support.images import (
     turned,
 )
 
+from shardio import native
 from shardio.errors import DecodeError, DependencyError, ShardioError
 from shardio.images import decode as decoding
 from shardio.images.decode import (
     LEAST_PIL,
+    check,
     decode,
     decode_errors,
     gray,
@@ -506,3 +508,70 @@ def test_a_format_that_decodes_as_a_whole_has_a_lower_limit() -> None:
     with pytest.raises(DecodeError, match="over the limit of 67,117,055"):
         decode(bytes(wide), max_pixels=67_117_055)
     assert open_image(bytes(wide), 67_117_056).size == (8192, 8193)
+
+
+def files_to_check() -> dict[str, bytes]:
+    """One image of each kind that the core and PIL tell apart."""
+    image = scene()
+    found = {
+        "baseline": encoded(image, "JPEG"),
+        "progressive": encoded(image, "JPEG", progressive=True),
+        "grey": encoded(image.convert("L"), "JPEG"),
+        "cmyk": encoded(image.convert("CMYK"), "JPEG"),
+        "turned": turned(6, image, "JPEG"),
+        "two": encoded(image, "MPO", save_all=True, append_images=[scene(40, 30)]),
+        "png": encoded(image),
+        "float": encoded(Image.new("F", (9, 7), 0.5), "TIFF"),
+        "raw": decoding.ppm(np.asarray(image)),
+    }
+    if native.core is not None:
+        found["tiles"] = native.core.rewrite(found["baseline"], 2)
+    return found
+
+
+@pytest.mark.parametrize("core", [True, False], ids=["core", "PIL"])
+@pytest.mark.parametrize("rgb", [True, False], ids=["rgb", "stored"])
+def test_check_says_what_decoding_says(rgb: bool, core: bool, monkeypatch) -> None:
+    """Of whole images, and of such that are cut or have a flipped bit somewhere."""
+    draw, files = np.random.default_rng(38), files_to_check()
+    if not core:
+        monkeypatch.setattr(native, "core", None)
+
+    def said(read, data, **options) -> str:
+        try:
+            read(data, **options)
+        except DecodeError as error:
+            return str(error)
+        return ""
+
+    refused = 0
+    for name, data in files.items():
+        assert not said(check, data, rgb=rgb) or (name, rgb) == ("float", True)
+        damaged = [data[: draw.integers(len(data))] for _ in range(12)] + [data[:-2]]
+        for place in draw.integers(8 * len(data), size=24).tolist():
+            flipped = bytearray(data)
+            flipped[place // 8] ^= 1 << place % 8
+            damaged.append(bytes(flipped))
+        for some in (data, *damaged):
+            expected = said(decode if rgb else stored, some)
+            assert said(check, some, rgb=rgb) == expected, name
+            refused += bool(expected)
+    assert refused > 100
+
+
+@pytest.mark.skipif(native.core is None, reason="the core was not built")
+def test_check_needs_pil_for_the_header_of_a_jpeg_alone(monkeypatch) -> None:
+    def load(image):
+        raise AssertionError("PIL decoded it")
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", load)
+    for name, data in files_to_check().items():
+        if name in ("baseline", "grey", "progressive", "turned", "tiles"):
+            check(data)
+
+
+def test_check_looks_at_the_limit_first() -> None:
+    data = encoded(scene(), "JPEG")
+    check(data, max_pixels=97 * 61)
+    with pytest.raises(DecodeError, match="over the limit of 5,916"):
+        check(data, max_pixels=97 * 61 - 1)

@@ -1,13 +1,16 @@
 """Images written anew: smaller by --resize, as pixels by --encode raw; and unpacked again."""
 
 import io
+import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.archives import tar, write
 from support.packing import grouped, interrupted, pack_one, pack_raw, png_folder
 from support.raw_pixels import (
     encoded,
@@ -27,12 +30,16 @@ from support.trees import (
 
 from shardio import (
     ShardDataset,
+    append,
     native,
+    plan,
+    update,
 )
 from shardio.dataset import sequence as sequences
 from shardio.errors import (
     ExistsError,
     OptionError,
+    SourceChangedError,
     SourceError,
 )
 from shardio.formats import manifest
@@ -349,3 +356,127 @@ def test_max_pixels_is_the_limit_of_what_is_decoded(
     assert manifest.load(locate(out)).options["max_pixels"] == 120_000
     with pytest.raises(OptionError, match="max_pixels is 9, but images are packed as they are"):
         pack_one(source, out, max_pixels=9)
+
+
+# --- check_images ---------------------------------------------------------------------------------
+
+TORN = ["a/torn.jpg", "a/torn.png", "b/no.gif"]
+
+
+@pytest.fixture
+def torn(tmp_path: Path) -> Path:
+    """A folder with three images that cannot be decoded: TORN."""
+    tree = {f"{'ab'[i % 2]}/{i}.jpg": picture(30 + i, 20) for i in range(9)}
+    tree |= {"a/torn.jpg": picture(64, 48)[:-99], "a/torn.png": picture(64, 48, "PNG")[:-99]}
+    tree |= {"b/x.png": picture(9, 9, "PNG"), "b/no.gif": b"GIF89a" + bytes(40)}
+    return plant(tmp_path / "src", dict(tree))
+
+
+@pytest.mark.parametrize("core", [True, False], ids=["core", "PIL"])
+@pytest.mark.parametrize("format", ["record", "lmdb"])
+def test_what_cannot_be_decoded_is_listed_or_left_out_if_asked(
+    torn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, core: bool
+) -> None:
+    if not core:
+        monkeypatch.setattr(native, "core", None)
+    check: dict[str, Any] = {"check_images": True, "format": format, "on_error": "skip"}
+    assert pack_one(torn, tmp_path / "unseen", format=format).records == 13
+    found = verify(tmp_path / "unseen", decode=True, jobs=1).damages
+    assert sorted(one.key or "" for one in found) == TORN
+    out = tmp_path / "out"
+    with pytest.raises(SourceError) as raised:
+        pack_one(torn, out, **check | {"on_error": "raise"})
+    said = str(raised.value)
+    assert "a/torn.jpg: image cannot be decoded: " in said and "b/x.png" not in said
+    assert all(f"{key}: image cannot be decoded: " in said for key in TORN)
+    assert not (out / manifest.MANIFEST).exists()
+    done = pack_one(torn, out, **check)
+    assert (done.records, [key for key, _ in done.rejected]) == (10, TORN)
+    lines = (out / "rejected.jsonl").read_text().splitlines()
+    assert [json.loads(line)["key"] for line in lines] == TORN
+    assert not verify(out, decode=True, jobs=1).damages
+    pack_one(torn, tmp_path / "two", jobs=2, **check)
+    assert content(tmp_path / "two") == content(out)
+
+
+def test_an_interrupted_check_goes_on_and_parts_make_the_same(
+    torn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check: dict[str, Any] = {"check_images": True, "on_error": "skip"}
+    whole = pack_one(torn, tmp_path / "whole", **check)
+    interrupted(monkeypatch, partial(pack_one, **check), torn, tmp_path / "killed")
+    with pytest.raises(SourceChangedError, match=r"check_images: was True, now not given"):
+        pack_one(torn, tmp_path / "killed", on_error="skip")
+    again = pack_one(torn, tmp_path / "killed", **check)
+    assert again.kept and again.rejected == whole.rejected
+    plan(torn, tmp_path / "parts", **grouped({"check_images": True, "max_records": 4}))
+    for part in ("1/2", "2/2"):  # as it was planned
+        pack(torn, tmp_path / "parts", plan=PlanOptions(part=part), on_error="skip", jobs=1)
+    [done] = commit(tmp_path / "parts", jobs=1)
+    assert done.rejected == whole.rejected
+    names = {path.name: path.read_bytes() for path in shards(tmp_path / "whole")}
+    for other in ("killed", "parts"):
+        assert {path.name: path.read_bytes() for path in shards(tmp_path / other)} == names
+
+
+def test_images_that_are_written_anew_are_checked_by_that(torn: Path, tmp_path: Path) -> None:
+    for number, more in enumerate(({"resize": 12}, {"resize": 500}, {"jpeg_tiles": True})):
+        out = tmp_path / str(number)
+        options: dict[str, Any] = {"check_images": True, "on_error": "skip"} | more
+        assert [key for key, _ in pack_one(torn, out, **options).rejected] == TORN
+        assert not verify(out, decode=True, jobs=1).damages
+    done = pack_one(torn, tmp_path / "raw", encode="raw", resize=8, on_error="skip")
+    assert [key for key, _ in done.rejected] == TORN
+
+
+def test_every_field_of_images_is_checked_each_as_it_is_read(tmp_path: Path) -> None:
+    depth = io.BytesIO()
+    Image.new("F", (30, 20), 0.5).save(depth, "TIFF")
+    tree = {f"images/{i}.jpg": picture(30, 20) for i in range(4)}
+    tree |= {f"masks/{i}.tif": depth.getvalue() for i in range(4)}
+    tree |= {"masks/2.tif": depth.getvalue()[:-900]}
+    source = plant(tmp_path / "src", dict(tree))
+    done = pack_one(source, tmp_path / "out", check_images=True, on_error="skip")
+    [(key, why)] = done.rejected
+    assert (key, why.split(":")[0]) == ("2.jpg", "mask cannot be decoded")
+
+
+def test_members_of_archives_are_checked(torn: Path, tmp_path: Path) -> None:
+    tree = {os.fsdecode(key): data for key, data in content(torn).items() if data is not None}
+    write(tmp_path / "src.tar", tar(tree))
+    done = pack_one(tmp_path / "src.tar", tmp_path / "out", check_images=True, on_error="skip")
+    assert [key for key, _ in done.rejected] == TORN
+
+
+@pytest.mark.parametrize("packed_so", [True, False])
+def test_what_is_added_is_checked_as_the_dataset_was_or_if_asked(
+    torn: Path, tmp_path: Path, packed_so: bool
+) -> None:
+    first = plant(tmp_path / "first", {"a/first.jpg": picture(20, 20)})
+    for name in ("appended", "updated", "unasked"):
+        pack_one(first, tmp_path / name, check_images=packed_so)
+    asked: dict[str, Any] = {} if packed_so else {"check_images": True}
+    out = tmp_path / "appended"
+    with pytest.raises(SourceError, match=r"a/torn\.jpg: image cannot be decoded"):
+        append(torn, out, jobs=1, **asked)
+    done = append(torn, out, jobs=1, on_error="skip", **asked)
+    assert (done.added, [key for key, _ in done.rejected]) == (10, TORN)
+    assert (out / "rejected.jsonl").exists() and not verify(out, decode=True, jobs=1).damages
+    out = tmp_path / "updated"
+    changed = update(torn, out, jobs=1, gone="keep", on_error="skip", **asked)
+    assert [key for key, _ in changed.rejected] == TORN
+    assert len(sequences.open(out)) == 11 and not verify(out, decode=True, jobs=1).damages
+    assert append(torn, tmp_path / "unasked", jobs=1, on_error="skip").added == 10 + 3 * (
+        not packed_so
+    )
+
+
+def test_a_source_without_images_has_none_to_check(tmp_path: Path) -> None:
+    source = plant(tmp_path / "src", {"1.txt": b"one", "2.txt": b"two"})
+    with pytest.raises(OptionError, match="check-images: decodes images, and no field here holds"):
+        pack_one(source, tmp_path / "out", kind="files", check_images=True)
+    with pytest.raises(OptionError, match="check_images"):
+        ImageOptions(check_images=1)  # type: ignore[arg-type]
+    source = plant(tmp_path / "one", {"a/x.jpg": picture(40, 30)})
+    with pytest.raises(SourceError, match=r"over the limit of 1,199"):
+        pack_one(source, tmp_path / "out", check_images=True, max_pixels=1199)
