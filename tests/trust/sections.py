@@ -1,0 +1,7 @@
+"""All sections, in the order of the table."""
+
+from trust.bits import Bits
+from trust.damage import Damage
+from trust.section import Section
+
+SECTIONS: dict[str, type[Section]] = {one.name: one for one in (Damage, Bits)}
