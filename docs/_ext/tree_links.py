@@ -11,7 +11,12 @@ from typing import Any
 from sphinx.addnodes import pending_xref
 from sphinx.transforms import SphinxTransform
 
-PAGES = {"README": "index", "CHANGELOG": "changelog", "CONTRIBUTING": "contributing"}
+PAGES = {
+    "README": "index",
+    "CHANGELOG": "changelog",
+    "CONTRIBUTING": "contributing",
+    "SECURITY": "security",
+}
 
 
 class RootPages(SphinxTransform):

@@ -323,6 +323,7 @@ static Json *json(Span *from, int depth) {
     } else {
         got->kind = c >= '0' && c <= '9' ? 'i' : (char)c;
         for (; (c = blank(from)) && !strchr(",]}", c); from->at++) {
+            check(c > 32 && c < 127, "no JSON");
             int whole = got->kind == 'i' && c >= '0' && c <= '9' && got->n < UINT64_MAX / 10 - 9;
             if (whole) got->n = got->n * 10 + (u64)c - '0';
             else if (got->kind == 'i') got->kind = 'd';

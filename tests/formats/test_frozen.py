@@ -268,7 +268,7 @@ def resealed(text: str) -> str:
     return f'{body}"sha256": "{hashlib.sha256(body.encode("latin-1")).hexdigest()}"\n}}\n'
 
 
-def put(out: Path, name: str, data: bytes) -> None:
+def put(out: Path, name: str, data: bytes) -> Path:
     """Put a file in the place of one that the manifest names, which then names this one."""
     old = (out / name).read_bytes()
     text = (out / "manifest.json").read_text()
@@ -281,6 +281,7 @@ def put(out: Path, name: str, data: bytes) -> None:
     (out / "manifest.json").write_text(resealed(text))
     (out / name).unlink()
     (out / new).write_bytes(data)
+    return out / new
 
 
 def changed(data: bytes, rng: random.Random) -> bytes:
@@ -316,6 +317,26 @@ def test_forged_datasets_never_lead_the_reader_out_of_a_buffer(
         statuses.append(reader(out).status)
         shutil.rmtree(out)
     assert statuses.count(DAMAGED) > len(statuses) // 2
+
+
+def test_no_length_leads_the_reader_out_of_a_buffer(reader: Reader, tmp_path: Path) -> None:
+    """Lengths, and some bytes of header, head and index, become large, under right checksums."""
+    out = copied("compacted", tmp_path)
+    shown = (out / "manifest.json").read_text()
+    (path,) = [one for one in out.glob("0*.shard") if f'["{one.name}",2' in shown]
+    whole = path.read_bytes()
+    (fields,) = struct.unpack_from("<I", whole, 32)
+    (index,) = struct.unpack_from("<Q", whole, len(whole) - 60)
+    lengths = {32, 44 + fields + 8, 44 + fields + 12, index, index + 4, len(whole) - 60}
+    others = [*range(36, 44 + fields + 60), *range(index, len(whole) - 40)]
+    for at in sorted(lengths | {*random.Random(5).sample(others, 30)}):
+        for new in b"\xff\xff\x07\0", b"\xdb\x7f\xff\xff":
+            forged = resealed_shard(whole[:at] + new + whole[at + 4 :])
+            new_path = put(out, path.name, forged)
+            reader(out)  # which raises for a read outside
+            new_path.unlink()
+            path.write_bytes(whole)
+            (out / "manifest.json").write_text(shown)
 
 
 # --- what is not of this version ------------------------------------------------------------------
