@@ -3,7 +3,7 @@
 10^7 rows of a CSV, which names no files, and 10^6 files in 1,000 folders of this disk. A part under
 a plan reads its piece of the plan; one without lists the source, and writes the journal, as the
 first of all parts. Each runs in a new process. 10^8 records are arithmetic: so many times as many
-of these.
+of these. The files are also packed as a whole, once, by two processes.
 """
 
 from __future__ import annotations
@@ -61,6 +61,20 @@ def run(source: data.Data, result: Result) -> None:
             result.target(
                 f"a part under a plan, {name}: {key}", median(planned, key), most, unit=unit
             )
+    _pack(source, result, *sources[f"{files:,} files"])
+
+
+def _pack(source: data.Data, result: Result, path: Path, files: int) -> None:
+    """Pack all files: what memory it takes, and what is written beside their bytes."""
+    out = source.scratch / "packed"
+    name = f"packing {files:,} files"
+    measured = interleave({"pack": partial(_entry, "whole", path, out, files)}, 1)
+    data.remove(out)
+    result.raw(name, measured)
+    columns = {"seconds": "s", "bytes_file": "memory, bytes a file", "beside": "written beside"}
+    result.table(name, measured, columns, by="seconds")
+    result.target(f"{name}: memory", median(measured["pack"], "bytes_file"), 200, unit="bytes")
+    result.target(f"{name}: written beside", median(measured["pack"], "beside"), 200, unit="bytes")
 
 
 def _rows(path: Path, count: int) -> Path:
@@ -116,6 +130,26 @@ def part(path: str, out: str, records: int) -> Callable[..., dict[str, Any]]:
     setattr(build_shard, "ShardWriter", begin)  # noqa: B010
     options = shardio.PlanOptions(part=(PARTS // 2, PARTS), max_records=max(1, records // PARTS))
     return partial(_measured, until_a_shard_is_begun, out, records)
+
+
+def whole(path: str, out: str, records: int) -> Callable[..., dict[str, Any]]:
+    import shardio
+    from shardio.packing import pack as _  # noqa: F401 - importing it is not measured
+
+    def once() -> dict[str, Any]:
+        before, started = _peak_bytes(), time.perf_counter()
+        shardio.pack(path, out, jobs=2)
+        seconds = time.perf_counter() - started
+        # Each process that packs has what it inherited, and its own.
+        most = max(_peak_bytes(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+        written = sum(one.stat().st_size for one in Path(out).iterdir())
+        return {
+            "seconds": seconds,
+            "bytes_file": (most - before) / records,
+            "beside": written / records - len(JPEG),
+        }
+
+    return once
 
 
 def _measured(call: Callable[[], object], out: str, records: int) -> dict[str, Any]:

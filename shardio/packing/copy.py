@@ -24,7 +24,7 @@ from typing import NamedTuple
 from ..errors import DamageError, ExistsError, OptionError, printable
 from ..formats import manifest
 from ..formats.base import known_file
-from ..formats.foreign.base import MAX_SIDECAR, sidecar_checksum, sidecar_name
+from ..formats.foreign.base import read_sidecar, sidecar_checksum
 from ..formats.manifest import MANIFEST, SPLITS, Manifest
 from ..formats.overlay import files_of_shard
 from ..formats.version import dump_excluded, load_excluded, load_sources
@@ -269,8 +269,7 @@ def _items(found: Manifest, index: Location, root: Location, shards: range) -> I
         known = known_file(opening, info)
         yield _Item(info.name, info.size, info.sha256, None, known, found.names is None)
         if found.names is not None:
-            name = sidecar_name(info.number, info.index_checksum)
-            data = index.read(name, MAX_SIDECAR)
+            name, data = read_sidecar(index, info)
             if sidecar_checksum(data) != info.index_checksum:
                 raise DamageError(
                     f"{index.url.rstrip('/')}/{name}: it is not the index that the manifest names"

@@ -140,6 +140,15 @@ def test_an_index_and_its_data_come_together(folder: Path, tmp_path: Path) -> No
     assert not shardio.verify(tmp_path / "out", jobs=1).damages
 
 
+def test_an_index_that_is_gone_is_damage(folder: Path, tmp_path: Path) -> None:
+    shardio.index(folder / "tars", out=tmp_path / "index")
+    gone = sorted((tmp_path / "index").glob("*.index"))[1]
+    gone.unlink()
+    with pytest.raises(DamageError, match=rf"{gone}: the index of .* is not there"):
+        shardio.copy(tmp_path / "index", tmp_path / "out", storage=Storage(root=folder / "tars"))
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
 def test_data_that_lies_elsewhere_is_asked_for_before_anything_is_copied(
     folder: Path, bucket: ObjectStore, tmp_path: Path
 ) -> None:

@@ -16,7 +16,17 @@ from pathlib import Path
 
 import pytest
 from support import LIMIT_S
-from support.crashing import RECORDS, SCENES, STRACE, Stage, build, fail_at, kill_at, sample
+from support.crashing import (
+    RECORDS,
+    SCENES,
+    STRACE,
+    Stage,
+    build,
+    fail_at,
+    kill_at,
+    members,
+    sample,
+)
 from support.trees import (
     command,
     content,
@@ -148,20 +158,6 @@ def begin(source: Path, out: Path, held: int | None = None) -> subprocess.Popen[
 
 
 needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="there is no /proc")
-
-
-def members(session: int) -> list[int]:
-    """Processes of a session that still run."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[3]) == session and fields[0] != "Z":
-                found.append(int(name))
-    return found
 
 
 def kill_some_time(

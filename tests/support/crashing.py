@@ -5,6 +5,7 @@ not, and checks what is left: all or nothing; and the same command, run again, e
 bytes of a run that nobody disturbed.
 """
 
+import errno
 import os
 import random
 import re
@@ -52,6 +53,7 @@ class Scene:
     where: str = ""  # the dataset, under OUT
     goes_on: bool = True  # after a full disk, and says so
     after: Callable[[Path, Path], Any] = lambda source, out: None  # what others do, to finish it
+    dataset: bool = True  # OUT is one; else files, of which each has to be whole
 
 
 def build(source: Path, out: Path, **options: Any) -> None:
@@ -118,6 +120,13 @@ def grown(source: Path, out: Path) -> None:
     shutil.copytree(once, out)
 
 
+def rebuilt(source: Path, out: Path) -> None:
+    """A dataset that took the place of another one, whose files nobody needs."""
+    build(source, out)
+    build(source, out, overwrite=True, seed=1)
+    drop(out, keys=["class0/000.jpg"])
+
+
 SCENES = {
     "pack": Scene(["pack", "SRC", "OUT", *RECORDS]),
     "skip": Scene(["pack", "SRC/../bad", "OUT", *RECORDS, "--on-error", "skip"], code=4),
@@ -165,6 +174,14 @@ SCENES = {
     ),
     "tag": Scene(["tag", "OUT", "again"], dropped, replaces=True, goes_on=False),
     "restore": Scene(["restore", "OUT", "all"], dropped, replaces=True, goes_on=False),
+    "gc": Scene(["gc", "OUT", "--keep", "0s"], rebuilt, replaces=True, goes_on=False),
+    "copy": Scene(["copy", "SRC/../packed", "OUT"], goes_on=False),
+    "unpack": Scene(["unpack", "SRC/../packed", "OUT"], goes_on=False, dataset=False),
+    "export": Scene(
+        ["export", "SRC/../packed", "OUT", "--format", "webdataset", "--shard-size", "1000"],
+        goes_on=False,
+        dataset=False,
+    ),
     "index": Scene(["index", "OUT", "--jobs", "1"], indexed_before, replaces=True, goes_on=False),
 }
 
@@ -172,11 +189,12 @@ SCENES = {
 class Stage:
     """A folder with sources, and an undisturbed run of each scene."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, each: int = 3) -> None:
+        """Plant the sources. each: images of a class."""
         compile_package()
         self.folder = folder
-        self.source = plant(folder / "src", images(2, 3, 200))
-        plant(folder / "more", images(3, 3, 200))
+        self.source = plant(folder / "src", images(2, each, 200))
+        plant(folder / "more", images(3, each, 200))
         plant(folder, {"keys.txt": b"class0/001.jpg\nclass1/002.jpg\n"})
         values = b"key,caption,score\nclass0/001.jpg,new,1.5\nclass1/002.jpg,words,2.5\n"
         plant(folder, {"captions.csv": values})
@@ -189,6 +207,8 @@ class Stage:
             folder / "more splits",
             {f"{n}/{k!s}": v for n in ("train", "val") for k, v in images(2, 3, 150).items()},
         )
+        build(self.source, folder / "packed")
+        self.sources = self.looks()
         self.number = 0
         self.undisturbed: dict[str, dict[bytes, bytes | None]] = {}
         self.calls: dict[str, list[tuple[str, int]]] = {}
@@ -199,6 +219,17 @@ class Stage:
         out.parent.mkdir()
         scene.before(self.source, out)
         return out
+
+    def discard(self, out: Path) -> None:
+        """Remove what `out` made."""
+        shutil.rmtree(out.parent)
+
+    def looks(self) -> dict[Path, tuple[int, int, int]]:
+        """Return what would tell that somebody wrote into a source."""
+        names = ("src", "more", "bad", "splits", "more splits", "packed")
+        found = [path for name in names for path in (self.folder / name).rglob("*")]
+        stats = {path: path.stat() for path in found}
+        return {path: (one.st_ino, one.st_size, one.st_mtime_ns) for path, one in stats.items()}
 
     def arguments(self, scene: Scene, out: Path) -> list[str]:
         names = {"SRC": str(self.source), "OUT": str(out)}
@@ -216,7 +247,8 @@ class Stage:
             self.undisturbed[name] = content(out)
             self.calls[name] = changing(log.read_text(), str(out.parent))
             kinds = {call for call, _ in self.calls[name]}
-            assert kinds >= {"openat", "write", "fsync", "rename", "unlink"}, kinds
+            every = {"openat", "write", "fsync", "rename", "unlink"} if scene.dataset else {"write"}
+            assert kinds >= (every if name != "gc" else {"unlink"}), kinds
         return self.calls[name]
 
     def strace(self, scene: Scene, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -239,9 +271,14 @@ class Stage:
         scene = SCENES[name]
         old = self.undisturbed[name]
         there = True
+        assert self.looks() == self.sources, "a source was touched"
         try:
-            found = verify(out / scene.where, sha256=True, jobs=1)
-            assert found.damages == []
+            if scene.dataset:
+                found = verify(out / scene.where, sha256=True, jobs=1)
+                assert found.damages == []
+            else:
+                of_it = {name: old[name] for name in content(out) if b".shardio-" not in name}
+                assert of_it.items() <= content(out).items(), "half of a file is there"
         except NotPackedError as error:
             there = False
             assert not scene.replaces
@@ -286,7 +323,7 @@ def kill_at(stage: Stage, name: str, call: str, count: int) -> bool:
     return stage.check(name, out)
 
 
-def fail_at(stage: Stage, name: str, call: str, count: int, error: str) -> None:
+def fail_at(stage: Stage, name: str, call: str, count: int, error: str) -> Path:
     scene = SCENES[name]
     out = stage.out(scene)
     done = stage.strace(
@@ -295,11 +332,28 @@ def fail_at(stage: Stage, name: str, call: str, count: int, error: str) -> None:
     assert "Traceback" not in done.stderr, (call, count, done.stderr)
     assert done.returncode in (1, scene.code), (call, count, done)
     if done.returncode == 1:
-        said = {"ENOSPC": "No space left on device", "EIO": "Input/output error"}[error]
+        said = os.strerror(getattr(errno, error))
         assert done.stderr.startswith("shardio: "), done.stderr
+        assert str(out.parent) in done.stderr, f"it says not where: {done.stderr}"
         assert said in done.stderr, (call, count, done.stderr)
         goes_on = "run the same command again, and it goes on where it was\n"
-        if scene.goes_on and (error == "EIO" or "cannot write" in done.stderr):
+        full = error in ("ENOSPC", "EIO") and scene.goes_on
+        if full and (error == "EIO" or "cannot write" in done.stderr):
             assert done.stderr.endswith(goes_on) == (error == "ENOSPC"), (call, count, done.stderr)
         assert not list(out.glob(".shardio-*.tmp")) or call in ("unlink", "unlinkat")
     stage.check(name, out)
+    return out
+
+
+def members(session: int) -> list[int]:
+    """Processes of a session that still run."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append(int(name))
+    return found

@@ -300,6 +300,9 @@ def renumbered(data: bytes, number: int) -> bytes:
     return body + _U64.pack(checksum(body))
 
 
+_ANEW = "`shardio index` makes it anew"
+
+
 def sidecar_name(number: int, index_checksum: int) -> str:
     """Return the name of a shard's index: its number and the start of its own checksum."""
     return f"{number:05d}-{index_checksum >> 32:08x}{SUFFIX}"
@@ -313,19 +316,24 @@ def sidecar_checksum(data: bytes) -> int | None:
     return int(stated) if stated == checksum(memoryview(data)[:-8]) else None
 
 
+def read_sidecar(storage: Location, info: ShardInfo) -> tuple[str, bytes]:
+    """Return the name of a shard's index, and its bytes as they are. Raises DamageError."""
+    name = sidecar_name(info.number, info.index_checksum)
+    try:
+        return name, storage.read(name, MAX_SIDECAR)
+    except FileNotFoundError:
+        where = path_in(storage, name)
+        raise DamageError(
+            f"{where}: the index of {printable(info.name)} is not there; {_ANEW}"
+        ) from None
+
+
 def load(storage: Location, info: ShardInfo, dataset_id: bytes) -> Sidecar:
     """Read and check the index of a shard. Raises DamageError, StorageError, VersionError."""
-    name = sidecar_name(info.number, info.index_checksum)
+    name, data = read_sidecar(storage, info)
     where = path_in(storage, name)
-    advice = "`shardio index` makes it anew"
-    try:
-        data = storage.read(name, MAX_SIDECAR)
-    except FileNotFoundError:
-        raise DamageError(
-            f"{where}: the index of {printable(info.name)} is not there; {advice}"
-        ) from None
     if len(data) < _HEADER.size + 8 or not data.startswith(MAGIC):
-        raise DamageError(f"{where}: it is no index of a shard, or was cut short; {advice}")
+        raise DamageError(f"{where}: it is no index of a shard, or was cut short; {_ANEW}")
     _, version, kind, zero, number, found_id, records, length = _HEADER.unpack_from(data)
     if version > VERSION or kind != XXH3_64:
         raise VersionError(
@@ -336,15 +344,15 @@ def load(storage: Location, info: ShardInfo, dataset_id: bytes) -> Sidecar:
     found = checksum(memoryview(data)[:-8])
     if found != stated or zero:
         raise DamageError(
-            f"{where}: its checksum is {found:#018x}, expected {stated:#018x}; {advice}"
+            f"{where}: its checksum is {found:#018x}, expected {stated:#018x}; {_ANEW}"
         )
     expected = (info.index_checksum, info.number, dataset_id, info.records)
     if (stated, number, found_id, records) != expected:
-        raise DamageError(f"{where}: it is not the index that the manifest names; {advice}")
+        raise DamageError(f"{where}: it is not the index that the manifest names; {_ANEW}")
     try:
         return _parse(memoryview(data)[: len(data) - 8], records, length)
     except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise DamageError(f"{where}: not an index: {error}; {advice}") from None
+        raise DamageError(f"{where}: not an index: {error}; {_ANEW}") from None
 
 
 def _parse(data: memoryview, records: int, length: int) -> Sidecar:
