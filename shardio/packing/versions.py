@@ -474,6 +474,7 @@ def restore(
                 f"{path_in(index, missing[0])}: version {old.version_id} needs this file, and it "
                 "was removed"
             )
+        old = replace(old, erased=newest.erased)  # what was said then may be wrong by now
         same = replace(old, **{name: getattr(newest, name) for name in _OF_COMMIT})
         if same.dump() == newest.dump():
             return _described(newest, load_tags(index))
