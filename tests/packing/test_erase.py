@@ -37,11 +37,14 @@ from shardio.errors import VersionError
 from shardio.formats import manifest, open_shard
 from shardio.formats.index import key_hash
 from shardio.formats.record import FRAME, LARGE, RecordEncoder, RecordShard, erased_in
+from shardio.formats.version import history
 from shardio.packing.annotate import annotate
 from shardio.packing.copy import copy
 from shardio.packing.drop import drop
 from shardio.packing.gc import gc
+from shardio.packing.grow import build_all
 from shardio.packing.shard_writer import ShardWriter
+from shardio.packing.update import update
 from shardio.packing.versions import changing, commit, diff, log, restore, tag
 from shardio.storage import local
 from shardio.storage.location import locate
@@ -884,3 +887,128 @@ def test_a_failure_in_any_version_leaves_all_and_a_rerun_ends_it(
         assert captions(copied) == {key: one for key, one in left.items() if key not in gone}
         assert not [name for name in os.listdir(copied) if name.startswith(".")]
     assert step > 5
+
+
+# --- what lies beside -----------------------------------------------------------------------------
+
+
+def times_of(source: Path, keys: list[str]) -> dict[str, bytes]:
+    """Give each file a time of its own, and return these as notes have them."""
+    times = {key: 1_750_000_000_123_456_789 + number for number, key in enumerate(keys)}
+    for key, time in times.items():
+        os.utime(source / key, ns=(time, time))
+    return {key: time.to_bytes(8, "little") for key, time in times.items()}
+
+
+def test_what_update_noted_of_their_files_goes_in_all_versions(source: Path, out: Path) -> None:
+    keys = keys_of(out)
+    times = times_of(source, keys)
+    update(source, out, jobs=1)
+    annotate(out, {keys[3]: {"label": 1}})
+    assert all(time in everything(out) for time in times.values())
+    drop(out, keys=keys[2:3])
+    tag(out, "dropped")
+    drop(out, keys=keys[:1], erase=True)
+    drop(out, keys=keys[2:3], erase=True)
+    gc(out, keep_s=0)
+    left = everything(out)
+    assert [key for key in keys if times[key] not in left] == [keys[0], keys[2]]
+    for key in (keys[0], keys[2]):
+        (source / key).unlink()
+    found = update(source, out, jobs=1)
+    assert (found.unchanged, found.compared, found.new, found.gone) == (22, 0, 0, 0)
+
+
+def test_an_append_meanwhile_does_not_note_them_again(
+    source: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = keys_of(out)[0]
+    (tmp_path / "keys.txt").write_text(f"{key}\n")
+    time = times_of(source, [key])[key]
+    update(source, out, jobs=1)
+    assert time in everything(out)
+
+    def built(*given: Any) -> None:
+        build_all(*given)
+        shardio("drop", out, "--keys", tmp_path / "keys.txt", "--erase")  # of another process
+
+    monkeypatch.setattr("shardio.packing.grow.build_all", built)
+    api.append(plant(tmp_path / "more", {"class1/new.jpg": noise("n", 300)}), out, jobs=1)
+    gc(out, keep_s=0)
+    assert len(keys_of(out)) == 24 and time not in everything(out)
+    assert manifest.load(locate(out)).sources is not None
+
+
+def test_lists_of_what_packing_left_out_lose_the_key(source: Path, out: Path) -> None:
+    key, other = keys_of(out)[0], "class0/also broken.jpg"
+    drop(out, keys=[key])
+    for name in (key, other):
+        (source / name).write_bytes(b"no image")
+    update(source, out, jobs=1, on_error="skip")
+    assert key in (out / "rejected.jsonl").read_text()
+    told = drop(out, keys=[key], erase=True, dry_run=True)
+    assert told.unlisted == 1 and key in (out / "rejected.jsonl").read_text()
+    done = drop(out, keys=[key], erase=True)
+    assert done.unlisted == 1 and "1 key removed from rejected.jsonl" in str(done)
+    assert other in (out / "rejected.jsonl").read_text()
+    drop(out, keys=[other], erase=True)  # which no record ever had
+    assert not (out / "rejected.jsonl").exists()
+    gc(out, keep_s=0)
+    assert verify(out, dropped=[key, other]).damages == []
+    with pytest.raises(OptionError, match="no record has"):
+        drop(out, keys=[other], erase=True)
+
+
+def test_an_older_list_of_what_must_go_is_not_restored(out: Path) -> None:
+    """What was packed again, and is needed again, is not to go."""
+    keys = keys_of(out)
+    drop(out, keys=keys[:1], erase=True)
+    tag(out, "erased")
+    with changing(str(out)) as before:  # as packing the same files again leaves it
+        old = [*history(locate(out), before)][-1]
+        commit(str(out), before, replace(old, digest=""), "add", {"added": 1}, {})
+    again = log(out).versions[0].id
+    restore(out, "erased")
+    assert keys_of(out) == keys[1:]
+    gc(out, keep_s=0)
+    assert keys_of(out, again) == keys
+    drop(out, keys=keys[:2], erase=True)  # it is found in that version, too
+    gc(out, keep_s=0)
+    assert not any(key.encode() in everything(out) for key in keys[:2])
+
+
+def test_a_file_that_an_earlier_erasing_wrote_is_written_again(out: Path) -> None:
+    """Two records are erased, and come back; then the first one is erased: the other one stays."""
+    keys, shard = keys_of(out), next(out.glob("00000-*.shard"))
+    data = shard.read_bytes()
+    drop(out, keys=keys[:1], erase=True)
+    drop(out, keys=keys[1:2], erase=True)
+    gc(out, keep_s=0)
+    shard.write_bytes(data)
+    with changing(str(out)) as before:  # as packing the same files again leaves it
+        old = [*history(locate(out), before)][-1]
+        commit(str(out), before, replace(old, digest=""), "add", {"added": 2}, {})
+    assert keys_of(out) == keys
+    drop(out, keys=keys[:1], erase=True)
+    for _ in range(2):
+        assert keys_of(out) == keys[1:] and verify(out, sha256=True).damages == []
+        gc(out, keep_s=0)
+
+
+@pytest.mark.parametrize("fault", ["gone", "damaged"])
+def test_a_shard_of_older_versions_that_is_gone_or_damaged(compacted: Any, fault: str) -> None:
+    out, keys = compacted
+    newest = manifest.load(locate(out))
+    own = {newest.shard(number).name for number in range(newest.shards)}
+    old = out / min(shard_names(out) - own)
+    left = captions(out)
+    if fault == "gone":
+        old.unlink()
+        assert drop(out, keys=keys[7:8], erase=True).erased == 1
+        return
+    data = bytearray(old.read_bytes())
+    data[-40] ^= 1
+    old.write_bytes(data)
+    with pytest.raises(DamageError, match=rf"{old.name}(?s:.*)--keep 0s` removes them"):
+        drop(out, keys=keys[7:8], erase=True)
+    assert captions(out) == left
