@@ -96,6 +96,7 @@ DROP = Command(
     option("--where", "COND", "conditions on the index: label=cat, score<0.5", action="append"),
     option("--missing", choices=("error", "ignore")),
     option("--erase"),
+    option("--restart"),
     option("--dry-run"),
     ROOT,
     *STORE,

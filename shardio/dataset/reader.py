@@ -18,7 +18,7 @@ import numpy as np
 from .. import notebook
 from ..errors import DamageError, OptionError, StorageError, printable
 from ..formats import check_format, expect_shard, open_shard
-from ..formats.base import Shard, ShardInfo
+from ..formats.base import Column, Shard, ShardInfo
 from ..formats.foreign.row_groups import cache_bytes
 from ..formats.index import key_hash
 from ..formats.manifest import Manifest, choose_split
@@ -54,6 +54,24 @@ class ShardRows(NamedTuple):
 # A record that is to be read: its number in the dataset, its shard, its number there, and its bytes
 # where they were held. A plain tuple: a named one takes 0.2 us to make.
 Row = tuple[int, Shard, int, bytes | None]
+
+
+def key_hashes(keys: Iterable[bytes]) -> Column:
+    """Return the hashes of keys by which `records_with_keys` finds them."""
+    return np.unique(np.array([*map(key_hash, keys)], np.uint32))
+
+
+def records_with_keys(
+    shard: Shard, keys: Collection[bytes], hashes: Column, hidden: Int64s
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the records of a shard that have one of these keys, but for hidden ones.
+
+    hashes: of the keys. Raises DamageError.
+    """
+    records = np.flatnonzero(np.isin(shard.key_hashes, hashes))
+    for record in np.setdiff1d(records, hidden).tolist():
+        if (key := shard.key(record)) in keys:
+            yield record, key
 
 
 def read(row: Row) -> Sample:
@@ -162,16 +180,13 @@ class Reader:
         dropped: also those that were dropped, but not erased. Only keys of whose hash one of `keys`
         is are read. Raises DamageError.
         """
-        hashes = np.unique(np.array([*map(key_hash, keys)], np.uint32))
+        hashes = key_hashes(keys)
         for place in range(self.manifest.shards):
             self.will_open(range(place + 1, min(place + 1 + _AHEAD, self.manifest.shards)))
             shard = self.shard(place)
             hidden = erased_in(shard) if dropped else self.dropped_in(place)
-            records = np.flatnonzero(np.isin(shard.key_hashes, hashes))
-            for record in np.setdiff1d(records, hidden).tolist():
-                key = shard.key(record)
-                if key in keys:
-                    yield place, record, key
+            for record, key in records_with_keys(shard, keys, hashes, hidden):
+                yield place, record, key
 
     @property
     def counts(self) -> Int64s:

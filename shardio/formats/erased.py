@@ -3,7 +3,7 @@
 The newest manifest names the files that must go, each with the one that took its place: with the
 same records, or values beside them, but for those that were erased. So an older version that had
 dropped these records already is read from the new files; one that shows one of them cannot be read
-any more.
+any more. A file that only such versions have goes without a successor: its size is 0.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def after_erasing(one: Manifest, newest: Manifest) -> Manifest:
             digests[number] = np.frombuffer(found.sha256, np.uint8)
             blobs -= found.gone
     overlays = tuple(_overlay(beside, newest.erased) for beside in one.overlays)
-    if np.array_equal(digests, one.shard_sha256) and overlays == one.overlays:
+    sources = None if one.sources is None or one.sources.name in newest.erased else one.sources
+    same = np.array_equal(digests, one.shard_sha256) and overlays == one.overlays
+    if same and sources is one.sources:
         return one
     return replace(
         one,
@@ -48,6 +50,7 @@ def after_erasing(one: Manifest, newest: Manifest) -> Manifest:
         shard_index=indexes,
         blob_bytes=max(0, blobs),
         overlays=overlays,
+        sources=sources,
     )
 
 
@@ -92,12 +95,16 @@ def _values(info: ShardInfo, erased: Mapping[str, Successor]) -> ShardInfo:
 def erased_since(index: Location, one: Manifest, now: Manifest) -> Numbers:
     """Return the numbers of the records of a version that were erased since, dropped or not.
 
-    now: what `after_erasing` made of it. Raises DamageError, VersionError.
+    Of a shard that has no successor all are. now: what `after_erasing` made of it. Raises
+    DamageError, VersionError.
     """
     starts = np.concatenate([[0], np.cumsum(one.shard_records)])
     found = [np.empty(0, np.int64)]
     for number in np.flatnonzero((one.shard_sha256 != now.shard_sha256).any(axis=1)).tolist():
         info: ShardInfo = now.shard(number)
+        if not info.size:
+            found.append(np.arange(starts[number], starts[number + 1]))
+            continue
         try:
             file = index.open(info.name)
         except FileNotFoundError:

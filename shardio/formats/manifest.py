@@ -58,7 +58,7 @@ SUFFIXES = {"record": ".shard", "lmdb": ".lmdb"}  # of the formats that shardio 
 
 _START = b'{\n"format": "shardio"'  # how a manifest begins
 _SHARDS = b'"shards": [\n'
-_NAMED = re.compile(r"(overlay-)?[0-9]{5,8}-[0-9a-f]{8}\.(shard|lmdb)\Z")
+_NAMED = re.compile(r"((overlay-)?[0-9]{5,8}-[0-9a-f]{8}\.(shard|lmdb)|sources-[0-9a-f]{8}\.bin)\Z")
 _DIGEST = re.compile(rb'"sha256": "([0-9a-f]{64})"\n\}\n\Z')
 _VERSION = re.compile(
     rb'\{\n"format": "shardio(?:-splits|-tags)?",\n'
@@ -80,7 +80,7 @@ class Sidecar(NamedTuple):
 class Successor(NamedTuple):
     """What a manifest says of the file that took the place of one that must go."""
 
-    size: int
+    size: int  # 0: none took its place
     sha256: bytes
     index_checksum: int
     gone: int  # bytes of the blobs that only the older one has; of a file of values, how many

@@ -116,6 +116,12 @@ class SourceNotes:
         sizes[:known], times[:known] = self.sizes[:known], self.times[:known]
         return SourceNotes(sizes, times)
 
+    def without(self, numbers: Numbers) -> SourceNotes:
+        """Return them after what they say of some records, whose bytes are gone, was forgotten."""
+        numbers = numbers[numbers < len(self.sizes)]
+        self.sizes[numbers], self.times[numbers] = -1, 0
+        return self
+
     def put(self, number: int, size: int, time: int) -> None:
         """Note the size and the time of a record's file."""
         self.sizes[number], self.times[number] = size, time

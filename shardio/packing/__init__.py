@@ -41,6 +41,7 @@ Its files:
     update         what is new, changed and gone
     drop           records that are hidden
     erase          shards written anew without records
+    unfinished     work that holds records which are to be erased
     remains        what is left of them in a directory
     annotate       fields that are added beside the shards, or corrected
     compact        small shards merged, as if all were packed at once

@@ -163,6 +163,7 @@ def append(
         to=to,
         work_dir=work_dir,
         check_images=check_images,
+        on_duplicate=on_duplicate,
     )
     growth = grow(source, out, call)
     done = Appended(growth.folder, classes=growth.new_classes, dry_run=dry_run, planned=plan)
@@ -193,7 +194,14 @@ def _choose(growth: Growth, on_duplicate: str, done: Appended) -> None:
             alike += _leave_out_alike(one, on_duplicate)
             done.added += len(one.listing.keys)
         elif one.job is not None:
-            one.replaced = _replaced_by(one, one.job)
+            planned = one.job.plan.on_duplicate
+            if on_duplicate not in ("error", planned):  # which is what it is where nobody says it
+                raise OptionError(
+                    f"{printable(growth.folder)}: a plan was made here with --on-duplicate "
+                    f"{planned}, and {on_duplicate} is asked for now: leave it out; or plan anew, "
+                    "with `shardio append --plan --restart`"
+                )
+            one.replace_alike(one.job.plan)
             done.added += one.job.plan.records
         done.replaced += sum(map(len, one.replaced.values()))
     if alike and on_duplicate == "error":
@@ -243,11 +251,6 @@ def _leave_out_finished(one: Split) -> None:
     one.listing = listing.take(np.array(left, np.int64))
 
 
-def _replaced_by(one: Split, job: Job) -> dict[bytes, list[int]]:
-    """Return what the records of a plan replace: with a key that is there, only that was asked."""
-    return one.alike(key for rows in job.plan.all_rows() for key in rows.keys)
-
-
 def _build_part(growth: Growth, done: Appended) -> None:
     """Build the part of the shards that was asked for."""
     with contextlib.ExitStack() as owners:
@@ -289,7 +292,7 @@ def commit_appended(out: str, built: Mapping[str, Job]) -> list[Packed]:
         own = place, place.builds_in(None)
         work.append(Split(name, *own, base, None, classes or base.classes, job=job))
         if job is not None and not job.result.already:
-            work[-1].replaced = _replaced_by(work[-1], job)
+            work[-1].replace_alike(job.plan)
     done = commit_grown(top, work, "append", _changes, _noted)
     results = []
     for one in work:

@@ -3,44 +3,40 @@
 Shards are not touched, so dropping a few of very many costs one look at the index of each shard,
 and one commit. Nothing of a reader's order, length, columns, exports or pages shows dropped records
 then; an older version still does (versions.py). Erasing them also writes the shards that have them
-anew, without their bytes (erase.py).
+anew, without their bytes (erase.py), and leaves none of them in what lies beside: unfinished work
+(unfinished.py), lists of what packing left out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..dataset.decode import Decoder
 from ..dataset.reader import Reader
 from ..dataset.sequence import ShardSequence
-from ..errors import (
-    BusyError,
-    DamageError,
-    NotPackedError,
-    OptionError,
-    StorageError,
-    printable,
-)
+from ..errors import DamageError, OptionError, StorageError, printable
 from ..formats import manifest
-from ..formats.erased import after_erasing
-from ..formats.version import Numbers, history
+from ..formats.version import Numbers
 from ..names import key_bytes, key_text
 from ..order.subset import All, conditions, mark_where
 from ..storage import local
 from ..storage.local import LocalDirectory
 from ..storage.options import Storage
 from ..units import check_bool, show_count, show_size
-from . import journal, output_dir
+from . import journal
 from .erase import Erasing, choose, erased_numbers
+from .grow import some
 from .pack import resumable
 from .place import Place, data_root, find_place
 from .process_pool import Progress, Report
+from .sources.base import Problem
+from .unfinished import Unfinished, unfinished_with
 from .versions import changing, commit, keys_text, version_lines, with_excluded
 
 
@@ -57,7 +53,11 @@ class Dropped:
     dry_run: bool = False
     erased: int = 0  # records whose bytes went, those that were dropped before included
     shards: int = 0  # that were written anew, without them
-    others: int = 0  # older versions with shards of their own, where nothing was erased
+    discarded: int = 0  # shards with them that only versions have which cannot be read any more
+    # Ids of the older versions that show them, and cannot be read any more, and their tags.
+    unreadable: dict[str, list[str]] = field(default_factory=dict)
+    unlisted: int = 0  # keys that went from lists of what packing left out
+    unfinished: list[str] = field(default_factory=list)  # directories of work that was removed
 
     def __repr__(self) -> str:
         return f"<{str(self).splitlines()[0]}>"
@@ -71,26 +71,51 @@ class Dropped:
         ]
         if self.already:
             lines.append(f"{self.already:,} more were dropped before")
-        if self.erased:
-            shards = show_count(self.shards, "shard")
-            records = show_count(self.erased, "record")
-            lines.append(f"{records} {would}erased: {shards} {would}written anew without them")
+        lines += self._erased_lines(would)
         if self.missing:
             lines.append(f"no record has {keys_text(self.missing)}")
         lines += version_lines(self.versions)
         if self.erased and not self.dry_run:
-            lines += [
-                "older versions that show them cannot be read any more",
-                f"`shardio gc {printable(self.out, 4096)} --keep 0s` removes the old files, which "
-                "still have the bytes",
-            ]
-        if self.others and not self.dry_run:
             lines.append(
-                f"{show_count(self.others, 'older version')} with other shards, as before a "
-                "compaction, may still show them: `shardio gc "
-                f"{printable(self.out, 4096)} --keep-versions 1 --keep 0s` removes these"
+                f"`shardio gc {printable(self.out, 4096)} --keep 0s` removes the old files, which "
+                "still have the bytes"
             )
         return "\n".join(lines)
+
+    def add(self, one: _Work) -> None:
+        """Count what is done to one dataset."""
+        self.records += one.fresh
+        self.erased += one.erased
+        self.unlisted += one.unlisted
+        if one.unfinished is not None and one.unfinished.is_there:
+            self.unfinished.append(one.unfinished.folder)
+        if one.erasing is not None:
+            self.shards += one.erasing.shards
+            self.discarded += len(one.erasing.parts) - one.erasing.shards
+            self.unreadable |= one.erasing.unreadable
+
+    def _erased_lines(self, would: str) -> Iterator[str]:
+        """Say what was erased, and what became of what has it."""
+        if self.erased:
+            shards, records = (
+                show_count(*one) for one in ((self.shards, "shard"), (self.erased, "record"))
+            )
+            yield f"{records} {would}erased: {shards} {would}written anew without them"
+        if self.discarded:
+            shards = show_count(self.discarded, "shard")
+            yield f"{shards} of older versions {would}given up, since none can be read any more"
+        if self.unreadable:
+            versions = show_count(len(self.unreadable), "older version")
+            shown = [
+                f"{one}{f' [{printable(chr(44).join(tags))}]' if tags else ''}"
+                for one, tags in self.unreadable.items()
+            ]
+            yield f"{versions} that show them cannot be read any more: {some(shown)}"
+        if self.unlisted:
+            keys = show_count(self.unlisted, "key")
+            yield f"{keys} {would}removed from {journal.REJECTED}"
+        for folder in self.unfinished:
+            yield f"unfinished work with them {would}removed: {printable(folder, 4096)}"
 
 
 def drop(
@@ -100,6 +125,7 @@ def drop(
     where: Mapping[str, Any] | Iterable[str] | None = None,
     missing: str = "error",
     erase: bool = False,
+    restart: bool = False,
     dry_run: bool = False,
     storage: Storage | None = None,
     progress: Progress | None = None,
@@ -112,8 +138,10 @@ def drop(
     missing  "error": a key that no record has, in any split, is refused, and nothing is dropped;
              "ignore": such keys are listed
     erase    also write the shards that have them anew, without their bytes, those of records that
-             were dropped before included; no key of them is kept. Older versions that show them
-             cannot be read any more, and `gc` removes the old files
+             were dropped before included, in all versions; no key of them is kept. Older versions
+             that show them cannot be read any more, and `gc` removes the old files
+    restart  with `erase`: also drop an unfinished `append` or `update` that has such records;
+             default: then nothing is erased
     dry_run  say what would be dropped, and change nothing
     storage  a shardio.Storage: how an object store is reached; its `root`: where files of others
              are, when `shardio index --out` put their index elsewhere
@@ -122,9 +150,11 @@ def drop(
     Without `erase` their bytes stay in the shards, and older versions have them. Raises
     OptionError, BusyError, NotPackedError, DamageError, StorageError.
     """
-    check_bool(dry_run=dry_run, erase=erase)
+    check_bool(dry_run=dry_run, erase=erase, restart=restart)
     if (keys is None) == (where is None):
         raise OptionError("drop: give keys or where, one of them")
+    if restart and not erase:
+        raise OptionError("restart: without erase, unfinished work stays as it is; leave it out")
     if missing not in ("error", "ignore"):
         raise OptionError(f"missing is {printable(repr(missing))}; expected 'error' or 'ignore'")
     top, data = find_place(path, storage), data_root(storage)
@@ -142,26 +172,29 @@ def drop(
             chooser = Reader(index, before, root=data, excluded=gone) if erase else reader
             if wanted is None:
                 numbers = _numbers_where(chooser, chosen or {})
+                own = {*_keys_at(chooser, numbers)} if erase else set()
             else:
                 found = [*chooser.with_keys(wanted, dropped=True)]
                 numbers = np.array([reader.starts[at] + one for at, one, _ in found], np.int64)
-                seen |= {key for *_, key in found}
+                own = {key for *_, key in found}
             fresh = np.setdiff1d(numbers, old)
-            erasing = choose(place, reader, numbers) if erase else None
+            one = _Work(split, place, before, np.union1d(old, fresh), len(fresh))
+            if erase:
+                one.find_all(reader, numbers, own, wanted or own, restart)
             done.already += len(numbers) - len(fresh)
-            done.records += len(fresh)
             done.remaining += reader.records - len(fresh)
-            done.erased += erasing.records if erasing else 0
-            done.shards += len(erasing.numbers) if erasing else 0
             erased += len(gone)
-            work.append(_Work(split, place, before, np.union1d(old, fresh), len(fresh), erasing))
+            seen |= own | one.keys
+            work.append(one)
+            done.add(one)
         _check(done, wanted, seen, missing, where, erased)
         if not dry_run:
             _commit(done, work, progress)
     return done
 
 
-class _Work(NamedTuple):
+@dataclass
+class _Work:
     """What is to be done to one dataset."""
 
     split: str
@@ -169,13 +202,45 @@ class _Work(NamedTuple):
     before: manifest.Manifest
     excluded: Numbers  # of all records that will be dropped
     fresh: int  # how many of them were not
-    erasing: Erasing | None
+    erasing: Erasing | None = None  # None: nothing is to be erased
+    erased: int = 0  # records
+    unfinished: Unfinished | None = None  # with such records
+    listed: list[Problem] | None = None  # what packing left out, without them; None: as it is
+    unlisted: int = 0
+    keys: set[bytes] = field(default_factory=set)  # of records that the newest version has not
+
+    def find_all(
+        self, reader: Reader, numbers: Numbers, own: Set[bytes], keys: Set[bytes], restart: bool
+    ) -> None:
+        """Find all that has the records that are to be erased, or their keys.
+
+        numbers: of the newest version's, which have the keys `own`. Raises OptionError,
+        ExistsError, BusyError, DamageError, StorageError.
+        """
+        erasing = choose(self.place, reader, numbers, keys)
+        self.erased = len(erasing.numbers) + len(erasing.keys - own)
+        self.erasing = erasing if erasing.parts else None
+        self.unfinished = unfinished_with(self.place, self.before, keys, restart)
+        left_out = journal.own_rejected(self.place.location) or []
+        if named := keys & {key for key, _ in left_out}:
+            self.listed = [one for one in left_out if one[0] not in named]
+            self.unlisted = len(named)
+        self.keys = erasing.keys | named | (self.unfinished.keys if self.unfinished else set())
+
+    def clean(self) -> None:
+        """Remove what lies beside the dataset, and has the records or their keys."""
+        if self.unfinished is not None:
+            self.unfinished.remove()
+        if self.listed:
+            journal.write_rejected(self.place.location, self.listed)
+        elif self.listed is not None:
+            journal.remove_rejected(self.place.location)
 
 
 def _commit(done: Dropped, work: Sequence[_Work], progress: Progress | None) -> None:
     """Write what is to be written, of all splits, then commit each. Raises StorageError."""
-    erasing = [one.erasing for one in work if one.erasing and one.erasing.records]
-    total = sum(one.bytes for one in erasing)
+    erasing = [one.erasing for one in work if one.erasing]
+    total = sum(one.size for one in erasing)
     in_directory = all(isinstance(one.place.location, LocalDirectory) for one in erasing)
     if erasing and in_directory and total > (free := local.free_bytes(done.out)):
         raise StorageError(
@@ -186,35 +251,17 @@ def _commit(done: Dropped, work: Sequence[_Work], progress: Progress | None) -> 
         )
     report = Report(progress, total)
     written = [
-        one.erasing.write(report) if one.erasing and one.erasing.records else one.before
+        one.erasing.write(report) if one.erasing else (one.before, dict[str, bytes]())
         for one in work
     ]
-    for one, new in zip(work, written, strict=True):
-        changes = {"dropped": one.fresh, "erased": one.erasing.records if one.erasing else 0}
+    for one in work:
+        one.clean()
+    for one, (new, files) in zip(work, written, strict=True):
+        changes = {"dropped": one.fresh, "erased": one.erased}
         if any(changes.values()):
-            after, files = with_excluded(new, one.excluded)
-            new_version = commit(one.place, one.before, after, "drop", changes, files)
+            after, more = with_excluded(new, one.excluded)
+            new_version = commit(one.place, one.before, after, "drop", changes, files | more)
             done.versions[one.split] = new_version.version_id
-            if one.erasing and one.erasing.records:
-                done.others += _with_other_shards(one.place, new_version)
-                _drop_compaction(one.place, new_version)
-
-
-def _with_other_shards(place: Place, newest: manifest.Manifest) -> int:
-    """Count the versions that have shards which the newest has not, nor had before it erased."""
-    own = {digest.tobytes() for digest in newest.shard_sha256}
-    older = (after_erasing(one, newest) for one in history(place.location, newest))
-    return sum(any(digest.tobytes() not in own for digest in one.shard_sha256) for one in older)
-
-
-def _drop_compaction(place: Place, newest: manifest.Manifest) -> None:
-    """Remove what an interrupted `compact` built: it has the records, and cannot go on now."""
-    work = place.builds_in(None)
-    with contextlib.suppress(FileNotFoundError, BusyError, NotPackedError, DamageError):
-        with output_dir.own_unfinished(work) as owner:
-            if journal.parse(owner.journal(), work).dataset_id != newest.dataset_id:
-                owner.clean()
-        output_dir.remove_working_directory(work, [""])
 
 
 def _check(
@@ -253,6 +300,13 @@ def check_keys(option: str, keys: Iterable[str | bytes]) -> set[bytes]:
             text = printable(repr(key))
             raise OptionError(f"{option}: {text} is no key of a record") from None
     return found
+
+
+def _keys_at(reader: Reader, numbers: Numbers) -> Iterator[bytes]:
+    """Yield the keys of records, by their numbers; not of those whose heads are damaged."""
+    for number in numbers.tolist():
+        with contextlib.suppress(DamageError):
+            yield reader.key_of(number)
 
 
 def _numbers_where(reader: Reader, chosen: Mapping[str, Any]) -> Numbers:

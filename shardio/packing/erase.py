@@ -1,29 +1,38 @@
 """Erase records: write the shards that have them anew, without their bytes, beside the old ones.
 
-The others keep their numbers, bytes and checksums, so selections, states and exclusions hold. So
-are files of values beside them written anew, those of older versions included. The old files go by
-`gc`, which counts them as needed by no version (formats/erased.py). Killed anywhere, the old
-version is whole: the manifest that names the new files is renamed last.
+The others keep their numbers, bytes and checksums, so selections, states and exclusions hold. All
+versions are looked through: in their other shards, as those before a compaction, records are found
+by their keys. A shard is written anew where the newest version, or an older one that stays
+readable, has it; else it goes without a successor. So do the files of values beside them. The old
+files go by `gc`, which counts them as needed by no version (formats/erased.py). Killed anywhere,
+the old version is whole: the manifest that names the new files is renamed last.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..dataset.reader import Reader
-from ..errors import OptionError, printable
+from ..dataset.reader import Reader, key_hashes, records_with_keys
+from ..errors import DamageError, OptionError, printable
 from ..formats import PACKED, open_shard
 from ..formats.base import Column, Opening, Overlay, Shard, ShardInfo
 from ..formats.erased import after_erasing
 from ..formats.manifest import Manifest, Successor
 from ..formats.overlay import files_of_shard, open_values, rows_and_values, rows_of
 from ..formats.record import ERASED, FRAME, RecordShard, erased_in
-from ..formats.version import NONE, Numbers, history
+from ..formats.version import (
+    NONE,
+    Numbers,
+    history,
+    load_excluded,
+    load_sources,
+    load_tags,
+)
 from ..storage import local
 from .place import Place, Workspace
 from .process_pool import Report
@@ -31,121 +40,194 @@ from .shard_writer import ShardWriter
 from .values_file import write_values
 
 _ZERO: Mapping[str, Any] = {"b": False, "f": 0.0}  # what takes the place of a value; of others 0
+_NOTHING = Successor(0, bytes(32), 0, 0)
+
+
+class _Part(NamedTuple):
+    """The records of a shard that are to be erased, and a version that has it."""
+
+    one: Manifest
+    number: int
+    records: Numbers  # in the shard, ascending
+
+    @property
+    def info(self) -> ShardInfo:
+        """Return what the version says of the shard."""
+        return self.one.shard(self.number)
+
+
+class _Values(NamedTuple):
+    """A file of values beside a shard that has such records."""
+
+    shard: bytes  # its SHA-256
+    beside: Overlay
+    opening: Opening
+    info: ShardInfo
 
 
 @dataclass
 class Erasing:
-    """Records of one dataset that are to be erased: their numbers in each shard."""
+    """Records of one dataset that are to be erased, in all of its versions."""
 
     place: Place
     reader: Reader
-    numbers: Mapping[int, Numbers] = field(default_factory=dict)
+    parts: dict[bytes, _Part] = field(default_factory=dict)  # by the SHA-256 of the shards
+    numbers: Numbers = field(default_factory=lambda: NONE)  # of the newest version's records
+    keys: set[bytes] = field(default_factory=set)  # that records in other shards have
+    # Ids of older versions that show such a record, and so cannot be read any more; and their tags.
+    unreadable: dict[str, list[str]] = field(default_factory=dict)
+    _needed: set[bytes] = field(default_factory=set)  # shards that are written anew
+    _values: dict[str, _Values] = field(default_factory=dict)  # by names of files
+    _notes: set[str] = field(default_factory=set)  # of files that tell of such records' sources
 
     @property
-    def records(self) -> int:
-        """Return how many records are to be erased."""
-        return sum(map(len, self.numbers.values()))
+    def shards(self) -> int:
+        """Return how many shards are written anew."""
+        return len(self._needed)
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         """Return the bytes of the files that are to be written anew: they take these, or less."""
-        sizes = self.reader.manifest.shard_sizes[[*self.numbers]].sum()
-        return int(sizes) + sum(info.size for _, _, info in self._values())
-
-    def write(self, report: Report) -> Manifest:
-        """Write the new files; return a manifest that names them. Raises StorageError."""
-        dataset, token = self.reader.manifest, local.token()
-        sizes, digests = dataset.shard_sizes.copy(), dataset.shard_sha256.copy()
-        indexes, blobs = dataset.shard_index.copy(), dataset.blob_bytes
-        erased = dict(dataset.erased)
-        with self.place.workspace() as space:
-            for number, records in self.numbers.items():
-                info = dataset.shard(number)
-                new, gone = self._write(space.folder, info, records, token)
-                space.take(new)
-                report.add(info.size)
-                report.show()
-                sizes[number], indexes[number] = new.size, new.index_checksum
-                digests[number] = np.frombuffer(new.sha256, np.uint8)
-                erased[info.name] = Successor(new.size, new.sha256, new.index_checksum, gone)
-                blobs -= gone
-            for beside, opening, info in self._values():
-                gone = self._gone_of(opening, info)
-                if gone == info.records:
-                    erased[info.name] = Successor(0, bytes(32), 0, gone)
-                elif gone:
-                    new = self._write_values(space, beside, opening, info)
-                    erased[info.name] = Successor(new.size, new.sha256, new.index_checksum, gone)
-                report.add(info.size)
-                report.show()
-        after = replace(
-            dataset,
-            shard_sizes=sizes,
-            shard_sha256=digests,
-            shard_index=indexes,
-            blob_bytes=max(0, blobs),
-            erased=erased,
+        sizes = [part.info.size for digest, part in self.parts.items() if digest in self._needed]
+        return sum(sizes) + sum(
+            one.info.size for one in self._values.values() if one.shard in self._needed
         )
-        return after_erasing(after, after)
 
-    def _values(self) -> list[tuple[Overlay, Opening, ShardInfo]]:
-        """Return the files of values for the shards that are written anew, of all versions.
+    def look_back(self, keys: Collection[bytes]) -> None:
+        """Look through all versions for files that have these records, or tell of them.
 
-        In another version a shard of the same number may be another one: then its records are.
+        keys: of the records, by which they are found in shards that the newest version has not.
+        Raises DamageError, StorageError.
         """
         index, newest = self.reader.index, self.reader.manifest
-        found = {}
+        tags = load_tags(index)
+        hashes, searched = key_hashes(keys), {*map(bytes, newest.shard_sha256)}
         for each in history(index, newest):
             one = after_erasing(each, newest)
-            if one.dataset_id != newest.dataset_id:
+            if one.names is not None:  # an index of files of others
                 continue
+            digests = [*map(bytes, one.shard_sha256)]
+            for number, digest in enumerate(digests):
+                if digest not in searched:
+                    searched.add(digest)
+                    if len(found := self._found(one, number, keys, hashes)):
+                        self.parts[digest] = _Part(one, number, found)
+            parts = [
+                (n, self.parts[digest]) for n, digest in enumerate(digests) if digest in self.parts
+            ]
+            if not parts:
+                continue
+            starts = np.cumsum([0, *one.shard_records.tolist()])
+            shown = np.concatenate([starts[n] + part.records for n, part in parts])
+            is_shown = len(np.setdiff1d(shown, load_excluded(index, each))) > 0
+            if is_shown:
+                of = sorted(tag for tag, id_ in tags.items() if id_ == each.version_id)
+                self.unreadable[each.version_id] = of
+            if each is newest or not is_shown:  # the next version has its shards
+                self._needed |= {digests[n] for n, _ in parts}
             opening = one.opening(index)
-            for number in self.numbers:
-                same = (
-                    number < one.shards and one.shard(number).sha256 == newest.shard(number).sha256
-                )
-                for file in files_of_shard(opening, number) if same else ():
-                    found[file[-1].name] = file
-        return [*found.values()]
+            for number, _ in parts:
+                for file in files_of_shard(opening, number):
+                    self._values[file[-1].name] = _Values(digests[number], *file)
+            if one.sources is not None:
+                self._notes.add(one.sources.name)
 
-    def _gone_of(self, opening: Opening, info: ShardInfo) -> int:
+    def _found(
+        self, one: Manifest, number: int, keys: Collection[bytes], hashes: Column
+    ) -> Numbers:
+        """Return the records of a shard that only older versions have with one of these keys."""
+        index, info = self.reader.index, one.shard(number)
+        opening = replace(one.opening(index), overlays=())
+        try:
+            if not info.size:
+                return NONE
+            with contextlib.closing(open_shard(one.format, opening, info)) as shard:
+                found = dict(records_with_keys(shard, keys, hashes, erased_in(shard)))
+        except FileNotFoundError:  # so nothing of them is there
+            return NONE
+        except DamageError as error:
+            raise DamageError(
+                f"{error}\nOlder versions have this shard, so nobody knows whether they show these "
+                f"records. Nothing was dropped. `shardio gc {printable(index.url, 4096)} "
+                "--keep-versions 1 --keep 0s` removes them, if they have no tag"
+            ) from None
+        self.keys |= {*found.values()}
+        return np.array([*found], np.int64)
+
+    def write(self, report: Report) -> tuple[Manifest, dict[str, bytes]]:
+        """Write the new files.
+
+        Returns a manifest that names them, and the files that it names and are still to be written.
+        Raises DamageError, StorageError.
+        """
+        dataset, token = self.reader.manifest, local.token()
+        erased = dict(dataset.erased) | dict.fromkeys(self._notes, _NOTHING)
+        with self.place.workspace() as space:
+            for digest, part in self.parts.items():
+                if digest not in self._needed:
+                    erased[part.info.name] = _NOTHING
+                    continue
+                new, gone = self._write(space.folder, part, token)
+                space.take(new)
+                report.add(part.info.size)
+                report.show()
+                erased.pop(new.name, None)  # of a shard that was there before, and is again
+                erased[part.info.name] = Successor(new.size, new.sha256, new.index_checksum, gone)
+            for name, values in self._values.items():
+                gone = every = values.info.records
+                if values.shard in self._needed:
+                    gone = self._gone_of(values)
+                    report.add(values.info.size)
+                    report.show()
+                if gone == every:
+                    erased[name] = _NOTHING._replace(gone=gone)
+                elif gone:
+                    new = self._write_values(space, values)
+                    erased.pop(new.name, None)
+                    erased[name] = Successor(new.size, new.sha256, new.index_checksum, gone)
+        files, side = dict[str, bytes](), dataset.sources
+        if side is not None and side.name in self._notes:
+            if (notes := load_sources(self.reader.index, dataset)) is None:
+                side = None
+            else:
+                notes = notes.grown(len(notes.sizes)).without(self.numbers)
+                side, files[side.name] = notes.dump(dataset.dataset_id)
+                erased.pop(side.name, None)
+        after = replace(dataset, erased=erased, sources=side)
+        return after_erasing(after, after), files
+
+    def _gone_of(self, values: _Values) -> int:
         """Return of how many of the records a file has values. Raises DamageError."""
-        with contextlib.closing(open_values(opening, info, PACKED["record"].open)) as file:
-            return int(np.isin(self._rows_of(file), self.numbers[info.number]).sum())
+        part = self.parts[values.shard]
+        with contextlib.closing(_opened(values)) as file:
+            return int(np.isin(rows_of(file, part.info.records), part.records).sum())
 
-    def _rows_of(self, file: RecordShard) -> Column:
-        """Return the records that a file has values of. Raises DamageError."""
-        return rows_of(file, int(self.reader.manifest.shard_records[file.number]))
-
-    def _write_values(
-        self, space: Workspace, beside: Overlay, opening: Opening, info: ShardInfo
-    ) -> ShardInfo:
+    def _write_values(self, space: Workspace, values: _Values) -> ShardInfo:
         """Write a file of values without those of the records. Raises DamageError, StorageError."""
-        gone = {*self.numbers[info.number].tolist()}
-        with contextlib.closing(open_values(opening, info, PACKED["record"].open)) as file:
-            pairs = rows_and_values(file, int(self.reader.manifest.shard_records[file.number]))
+        part = self.parts[values.shard]
+        gone = {*part.records.tolist()}
+        with contextlib.closing(_opened(values)) as file:
+            pairs = rows_and_values(file, part.info.records)
             kept = ((row, value) for row, value in pairs if row not in gone)
-            id_ = opening.dataset_id
-            new = write_values(space.folder, id_, beside, info.number, kept, [])
+            id_ = values.opening.dataset_id
+            new = write_values(space.folder, id_, values.beside, part.number, kept, [])
         space.take(new)
         return new
 
-    def _write(
-        self, folder: str, info: ShardInfo, records: Numbers, token: str
-    ) -> tuple[ShardInfo, int]:
+    def _write(self, folder: str, part: _Part, token: str) -> tuple[ShardInfo, int]:
         """Write one shard anew into a folder.
 
         Returns what the manifest will say, and the bytes of blobs that were erased.
         Raises DamageError, StorageError.
         """
-        dataset = self.reader.manifest
-        opening = replace(dataset.opening(self.reader.index), overlays=())
-        with contextlib.closing(open_shard(dataset.format, opening, info)) as shard:
+        one, records = part.one, part.records
+        opening = replace(one.opening(self.reader.index), overlays=())
+        with contextlib.closing(open_shard(one.format, opening, part.info)) as shard:
             assert isinstance(shard, RecordShard)
             gone, blobs = {*records.tolist()}, 0
-            schema, id_ = dataset.stored_schema, dataset.dataset_id
+            schema, id_ = one.stored_schema, one.dataset_id
             writer = ShardWriter(
-                folder, token, schema, id_, info.number, dataset.format, version=ERASED
+                folder, token, schema, id_, part.number, one.format, version=ERASED
             )
             try:
                 for record, stored in enumerate(shard.stored(0, shard.records)):
@@ -178,12 +260,18 @@ def _columns(shard: Shard, gone: Numbers) -> Iterator[tuple[str, list[Any]]]:
         yield name, values
 
 
-def choose(place: Place, reader: Reader, numbers: Numbers) -> Erasing:
+def _opened(values: _Values) -> RecordShard:
+    return open_values(values.opening, values.info, PACKED["record"].open)
+
+
+def choose(place: Place, reader: Reader, numbers: Numbers, keys: Collection[bytes]) -> Erasing:
     """Return what is to be done to erase these records; those that are erased are passed over.
 
-    numbers: in the dataset, ascending. Raises OptionError where the format cannot do it.
+    numbers: in the dataset, ascending. keys: of the records; others of these keys, in shards that
+    only older versions have, are erased, too. Raises OptionError where the format cannot do it,
+    DamageError, StorageError.
     """
-    dataset, chosen = reader.manifest, dict[int, Numbers]()
+    dataset, erasing, chosen = reader.manifest, Erasing(place, reader), [NONE]
     shown = printable(place.url, 4096)
     if dataset.format not in PACKED:
         raise OptionError(
@@ -196,8 +284,12 @@ def choose(place: Place, reader: Reader, numbers: Numbers) -> Erasing:
         own = numbers[bounds[number] : bounds[number + 1]] - reader.starts[number]
         fresh: Column = np.setdiff1d(own, erased_in(reader.shard(number)))
         if len(fresh):
-            chosen[number] = fresh
-    return Erasing(place, reader, chosen)
+            part = _Part(dataset, number, fresh)
+            erasing.parts[part.info.sha256] = part
+            chosen.append(fresh + reader.starts[number])
+    erasing.numbers = np.concatenate(chosen)
+    erasing.look_back(keys)
+    return erasing
 
 
 def erased_numbers(reader: Reader) -> Numbers:

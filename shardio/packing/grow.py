@@ -29,6 +29,7 @@ from ..errors import (
     printable,
 )
 from ..formats import manifest
+from ..formats.erased import after_erasing
 from ..formats.manifest import Manifest
 from ..formats.version import NONE, Numbers, SourceNotes, load_excluded
 from ..images.decode import ppm_header
@@ -41,6 +42,7 @@ from ..units import check_group, show_count
 from . import journal, output_dir, reencode, sources
 from .built import Built
 from .earlier_plan import earlier_plans, refuse_others
+from .erase import erased_numbers
 from .job import Job, Run, unpackable
 from .journal import WORK
 from .options import ImageOptions, PackCall, PackOptions, PathLike, PlanOptions, SourceOptions
@@ -120,6 +122,20 @@ class Split:
         numbers = [one for key, of in self.replaced.items() if key not in left_out for one in of]
         self.gone = np.union1d(self.gone, np.array(numbers, np.int64))
 
+    def replace_alike(self, plan: Plan) -> None:
+        """Note what the records of a plan replace. Raises OptionError where they are not to."""
+        keys = (key for rows in plan.all_rows() for key in rows.keys)
+        alike = self.alike(keys)
+        if alike.keys() - self.replaced.keys() and plan.on_duplicate != "replace":
+            raise OptionError(
+                f"{printable(self.folder)}: it has {show_count(len(alike), 'record')} of what was "
+                f"planned with --on-duplicate {plan.on_duplicate} since, by the keys "
+                f"{some([*map(key_text, sorted(alike))])}. Nothing was appended. Choose what "
+                "becomes of them: `shardio drop` these records, and give the same command again; "
+                "or append anew, with --restart, and --on-duplicate skip or replace"
+            )
+        self.replaced |= alike
+
     def alike(self, keys: Iterable[bytes], *, dropped: bool = False) -> dict[bytes, list[int]]:
         """Return those keys that its dataset has, and the numbers of their records.
 
@@ -150,6 +166,7 @@ class Call:
     to: Storage | None = None
     work_dir: PathLike | None = None
     check_images: bool = False  # else as the dataset was packed
+    on_duplicate: str = "replace"  # as of `append`
 
 
 Files = Mapping[bytes, tuple[int, int]]  # sizes and times in ns, by key
@@ -202,14 +219,15 @@ class Growth:
             height, width = options.pixels
             size = len(ppm_header(height, width)) + 3 * height * width
         planned = make_plan(one.listing, options, size)
-        planned = planned.added_to(one.base.dataset_id, one.base.shards)
+        there = one.base.dataset_id, one.base.shards
+        planned = planned.added_to(*there, self.call.on_duplicate)
         if one.name:  # known to the commit, and no part of what makes a plan another one
             planned = replace(planned, options=replace(planned.options, splits=names))
         if self.call.ahead:
             planned = prepare(planned, one.listing.source, self.request)
         lock.refuse_if_busy(one.work, part=not self.run.is_whole)
-        there = one.place.packing(one.work, self.request.location)
-        return Job(planned, there, one.work, self.run, self.request)
+        into = one.place.packing(one.work, self.request.location)
+        return Job(planned, into, one.work, self.run, self.request)
 
     def build(self, owners: contextlib.ExitStack) -> list[Job]:
         """Build the shards of what is new, each in a directory within its dataset.
@@ -541,8 +559,8 @@ def _add_shards(
     commit, nothing is built again.
     """
     plan = None if one.job is None else one.job.plan
-    if (
-        newest.shards != one.base.shards
+    if (  # records may have been erased meanwhile, since they keep their numbers
+        not np.array_equal(after_erasing(one.base, newest).shard_sha256, newest.shard_sha256)
         or newest.classes != one.base.classes
         or (one.classes or ())[: len(newest.classes or ())] != (newest.classes or ())
         or (plan is not None and not one.takes(plan))
@@ -551,6 +569,11 @@ def _add_shards(
             f"{printable(one.folder)}: something else was appended here meanwhile. Nothing was "
             "committed: run it again"
         )
+    if newest.version_id != one.base.version_id:
+        one.base = newest
+        if plan is not None:
+            one.replace_alike(plan)
+            one.settle()
     built = one.built
     infos = [shard.info for shard in built if shard.info is not None]
     one.place.add(one.work, [info.name for info in infos])
@@ -558,7 +581,8 @@ def _add_shards(
     dropped = load_excluded(one.place.location, newest)
     after, files = with_excluded(after, np.union1d(dropped, one.gone))
     if (known := notes(one, after.stored_records)) is not None:
-        side, data = known.dump(after.dataset_id)
+        gone = erased_numbers(Reader(one.place.location, newest))
+        side, data = known.without(gone).dump(after.dataset_id)
         after, files = replace(after, sources=side), {**files, side.name: data}
     added = sum(info.records for info in infos)
     _list_left_out(one)

@@ -68,6 +68,7 @@ class Plan:
     # Made before the shards are: what the source is as a whole, and what else was asked for.
     ahead: Plain | None = None
     first: int = 0  # number of its first shard: of those that are added to a dataset, behind others
+    on_duplicate: str = ""  # of keys that this dataset has: as of `append`; "": there is none
 
     @property
     def shards(self) -> int:
@@ -99,13 +100,14 @@ class Plan:
             seal.update(b"\0" * (number > 0) + b"\0".join(rows.keys))
         return replace(self, dataset_id=seal.digest()[:16])
 
-    def added_to(self, dataset_id: bytes, first: int) -> Plan:
+    def added_to(self, dataset_id: bytes, first: int, on_duplicate: str) -> Plan:
         """Return the plan for a dataset that is there, whose shards are followed by these.
 
         What makes an id is among what must not change while the shards are built.
         """
         changes = hashlib.sha256(self.changes + self.dataset_id + b"%d" % first).digest()
-        return replace(self, dataset_id=dataset_id, changes=changes, first=first)
+        there = replace(self, dataset_id=dataset_id, first=first, on_duplicate=on_duplicate)
+        return replace(there, changes=changes)
 
     def all_rows(self) -> Iterable[Rows]:
         """Give the records of all shards, one shard after the other."""
@@ -115,7 +117,7 @@ class Plan:
         """Return whether a packing begun under one can go on under the other."""
         return (
             (self.dataset_id, self.first) == (other.dataset_id, other.first)
-            and self.changes == other.changes
+            and (self.changes, self.on_duplicate) == (other.changes, other.on_duplicate)
             and np.array_equal(self.bounds, other.bounds)
         )
 
@@ -241,7 +243,10 @@ def _condition(wanted: Any) -> str:
 
 def difference(old: Plan, new: Plan) -> str:
     """Say what changed between two plans, for the user who must decide."""
-    lines = [f"  option {line}" for line in changed(old.options.record(), new.options.record())]
+    before, after = (
+        one.options.record() | {"on_duplicate": one.on_duplicate or None} for one in (old, new)
+    )
+    lines = [f"  option {line}" for line in changed(before, after)]
     if old.classes != new.classes:
         lines.append("  the classes differ")
     was, now = (

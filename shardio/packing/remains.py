@@ -33,7 +33,7 @@ from ..formats.index import key_hash
 from ..formats.manifest import MANIFEST, SPLITS, SUFFIXES, Manifest
 from ..formats.overlay import has_overlay_name, rows_of
 from ..formats.record import RecordShard, erased_in
-from ..formats.version import TAGS, history, kept_id, load_excluded, sidecar_magic
+from ..formats.version import NONE, TAGS, history, kept_id, load_excluded, sidecar_magic
 from ..names import key_text
 from ..storage import lock
 from ..storage.base import File
@@ -44,7 +44,7 @@ from ..storage.lock import JOURNAL
 from ..storage.options import Storage
 from ..units import show_count, show_size
 from .drop import check_keys
-from .journal import REJECTED, load_rejected, part_list
+from .journal import REJECTED, WORK, load_rejected, part_list
 from .place import find_place
 from .versions import files_of
 
@@ -171,7 +171,7 @@ def _open_file(index: Target, name: str) -> File:
 
 
 class _Dataset:
-    """The newest version of a dataset, for what is said of a record that is left."""
+    """The versions of a dataset, for what is said of a record that is left."""
 
     def __init__(self, index: Target) -> None:
         self.index = index
@@ -179,21 +179,49 @@ class _Dataset:
         self.excluded = load_excluded(index, self.newest)
         self._starts = np.cumsum([0, *self.newest.shard_records.tolist()])
         self.named = files_of(self.newest)
-        # Without its annotated fields: files of theirs are looked at one by one.
-        newest = self.newest
-        stored = replace(newest, schema=newest.stored_schema, overlays=())
-        self._reader = Reader(index, stored)
-        self.older = {
-            name
-            for one in history(index, self.newest)
-            for name in files_of(after_erasing(one, self.newest))
-        }
+        self.older = set[str]()
+        # Shards of all versions by their dataset and number, and by the files of values beside
+        # them, with a version that has each.
+        self._shards: dict[tuple[bytes, int], dict[bytes, Manifest]] = {}
+        self._beside: dict[str, dict[bytes, Manifest]] = {}
+        self._gone: dict[tuple[bytes, int], Column] = {}  # records that were erased from these
+        for each in history(index, self.newest):
+            one = after_erasing(each, self.newest)
+            self.older |= files_of(one)
+            if one.names is None:
+                for number, digest in enumerate(map(bytes, one.shard_sha256)):
+                    place = one.dataset_id, number
+                    self._shards.setdefault(place, {}).setdefault(digest, one)
+            for beside in one.overlays:
+                for number, infos in beside.files.items():
+                    for info in infos:
+                        digest = one.shard(number).sha256
+                        self._beside.setdefault(info.name, {})[digest] = one
 
-    def erased_in(self, number: int) -> Column:
-        """Return the records of a shard whose bytes were erased, by their numbers in it."""
-        if not self.newest.erased or not number < self.newest.shards:
-            return np.empty(0, np.int64)
-        return erased_in(self._reader.shard(number))
+    def erased_beside(self, name: str, dataset_id: bytes, number: int) -> tuple[int, Column]:
+        """Return the records erased from the shards that a file of values may be of; their most.
+
+        Of one that no version names: from all of its dataset and number. Raises LookupError where
+        there are none, DamageError.
+        """
+        if not self.newest.erased:
+            return 0, NONE
+        of = self._beside.get(name) or self._shards[dataset_id, number]
+        gone = [self._erased_in(digest, one, number) for digest, one in of.items()]
+        return max(int(one.shard_records[number]) for one in of.values()), np.concatenate(gone)
+
+    def _erased_in(self, digest: bytes, one: Manifest, number: int) -> Column:
+        """Return the records that were erased from a shard of a version. Raises DamageError."""
+        place = digest, number  # of those that have no successor the digest is 0
+        if place not in self._gone:
+            if one.shard_sizes[number]:
+                # Without its annotated fields: files of theirs are looked at one by one.
+                stored = replace(one, schema=one.stored_schema, overlays=())
+                shard = Reader(self.index, stored, excluded=NONE).shard(number)
+                self._gone[place] = erased_in(shard)
+            else:
+                self._gone[place] = np.arange(one.shard_records[number])
+        return self._gone[place]
 
     def tell_of_file(self, name: str) -> str:
         """Say what removes a file that has something of a record that was erased."""
@@ -205,11 +233,7 @@ class _Dataset:
     def tell(self, name: str, shard: RecordShard, record: int) -> str:
         """Say why a record is still there."""
         if name not in self.named and name in self.older:
-            return (
-                "an older version has this file: `shardio gc "
-                f"{printable(self.index.url, 4096)} --keep-versions 1 --keep 0s` removes it, if no "
-                "tag keeps that version"
-            )
+            return "an older version has this file: `shardio drop --erase` erases it there, too"
         if name not in self.named:
             return (
                 "the newest version does not name this file: `shardio gc "
@@ -232,8 +256,17 @@ def _look(
         if has_overlay_name(name):  # its keys are numbers of records
             yield from _in_values(shard, name, one, found)
             return
+        begun = os.path.basename(index.url.rstrip("/")) == WORK
         for record, key in search.in_shard(shard):
-            what = "no dataset is in this folder" if one is None else one.tell(name, shard, record)
+            if one is not None:
+                what = one.tell(name, shard, record)
+            elif begun:
+                what = (
+                    "an append, update or compaction did not finish here: `shardio drop --erase` "
+                    "removes it, or says what to do"
+                )
+            else:
+                what = "no dataset is in this folder"
             text = None if key is None else key_text(key)
             yield Left(file.name, record, shard.offset(record), text, what)
         return
@@ -241,7 +274,10 @@ def _look(
     if listed and (rejected := _rejected(index, name)) is not None:
         for line, key in enumerate(rejected, 1):
             if key in search.keys:
-                what = f"line {line:,} of what packing left out has this key"
+                what = (
+                    f"line {line:,} of what packing left out has this key: `shardio drop --erase` "
+                    "removes it"
+                )
                 yield Left(file.name, None, 0, key_text(key), what)
         return
     if _has_no_keys(file, name):
@@ -254,12 +290,21 @@ def _in_values(
     shard: RecordShard, name: str, one: _Dataset | None, found: Sought
 ) -> Iterator[Left]:
     """Yield the values of erased records that a file of a field's values has."""
+    if one is None:
+        found.unseen.append(
+            f"not seen: {shard.name}: values of a dataset that is not in its folder"
+        )
+        return
     try:
-        if one is None or shard.dataset_id != one.newest.dataset_id:
-            raise DamageError(f"{shard.name}: values of another dataset than the one that is here")
-        gone = one.erased_in(shard.number)
-        rows = rows_of(shard, int(one.newest.shard_records[shard.number])) if len(gone) else gone
-    except (DamageError, LookupError) as error:
+        most, gone = one.erased_beside(name, shard.dataset_id, shard.number)
+        rows = rows_of(shard, most) if len(gone) else gone
+    except LookupError:
+        found.unseen.append(
+            f"not seen: {shard.name}: values for a shard that no version has: "
+            f"{one.tell_of_file(name)}"
+        )
+        return
+    except DamageError as error:
         found.unseen.append(f"not seen: {error}")
         return
     for place in np.flatnonzero(np.isin(rows, gone)).tolist():

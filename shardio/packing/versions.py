@@ -503,6 +503,7 @@ def restore(path: str | os.PathLike[str], version: str, *, storage: Storage | No
             newest = owners.enter_context(changing(place))
             with _naming_all(top, split):
                 old = _restorable(place.location, data, newest, version)
+            old = replace(old, erased=newest.erased)  # what was said then may be wrong by now
             work.append((split, place, newest, old))
         for split, place, newest, old in work:
             index, after = place.location, newest

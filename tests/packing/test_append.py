@@ -43,7 +43,7 @@ from shardio.packing.gc import gc
 from shardio.packing.grow import build_all
 from shardio.packing.journal import WORK
 from shardio.packing.update import update
-from shardio.packing.versions import changing, diff, log
+from shardio.packing.versions import changing, diff, log, restore
 from shardio.storage.location import locate
 
 Tree = dict[str | bytes, bytes | None]
@@ -453,6 +453,48 @@ def restored(out: Path, other: Path) -> None:
     held.rename(out / "away")
     append(other, out, jobs=1)
     (out / "away").rename(held)
+
+
+@pytest.mark.parametrize("choice", ["error", "replace"])
+def test_a_record_that_is_brought_back_meanwhile_is_replaced_only_if_asked(
+    out: Path, more: Path, monkeypatch: pytest.MonkeyPatch, choice: str
+) -> None:
+    first, key = log(out).versions[0].id, "class0/003.jpg"
+    plant(more, {key: noise("another", 700)})
+    drop(out, keys=[key])
+
+    def built(*given: Any) -> None:
+        build_all(*given)
+        restore(out, first)
+
+    monkeypatch.setattr("shardio.packing.grow.build_all", built)
+    if choice == "error":
+        with pytest.raises(OptionError, match=f"--on-duplicate error since, by the keys {key}"):
+            append(more, out, jobs=1)
+        assert stored(out)[key][0] == images()[key] and len(stored(out)) == 24
+    else:
+        append(more, out, jobs=1, on_duplicate=choice)
+        assert stored(out)[key][0] == noise("another", 700) and len(stored(out)) == 24 + 6
+
+
+def test_as_many_shards_of_another_version_are_not_those_that_were_there(
+    out: Path, more: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = log(out).versions[0].id
+    for name in "ab":
+        restore(out, first)
+        append(plant(tmp_path / name, {f"class1/{name}.jpg": noise(name, 300)}), out, jobs=1)
+    other = log(out).versions[2].id
+    assert "class1/a.jpg" in stored(out, other)
+
+    def built(*given: Any) -> None:
+        build_all(*given)
+        restore(out, other)
+
+    monkeypatch.setattr("shardio.packing.grow.build_all", built)
+    with pytest.raises(BusyError, match="something else was appended here meanwhile"):
+        append(more, out, jobs=1)
+    assert len(stored(out)) == 25
 
 
 def test_gc_leaves_unfinished_work(

@@ -38,7 +38,7 @@ from shardio.packing import versions
 from shardio.packing.drop import drop
 from shardio.packing.journal import WORK
 from shardio.packing.update import update
-from shardio.packing.versions import log
+from shardio.packing.versions import log, restore
 
 NEW: dict[str | bytes, bytes | None] = {
     f"{c}/new{i}.jpg": noise(f"{c}{i}", 400) for c in ("class1", "zebra") for i in range(9)
@@ -278,6 +278,76 @@ def test_keys_that_are_there_are_refused_by_each_part(out: Path, source: Path) -
     with pytest.raises(OptionError, match="has 24 records of the source already"):
         append(source, out, part="1/2")
     assert content(out) == before
+
+
+THERE = "class1/new3.jpg"  # in `more`, too
+
+
+@pytest.fixture
+def branches(out: Path, tmp_path: Path) -> tuple[str, str]:
+    """Two versions of as many shards, the last one of each another: only the first has THERE."""
+    first = log(out).versions[0].id
+    append(plant(tmp_path / "a", {THERE: noise("a", 300)}), out, jobs=1)
+    restore(out, first)
+    append(plant(tmp_path / "b", {"class1/b.jpg": noise("b", 300)}), out, jobs=1)
+    one, _, other, *_ = (version.id for version in log(out).versions)
+    return other, one
+
+
+def image_of(out: Path, key: str) -> bytes:
+    (found,) = [one["image"] for one in api.open(out, decode=None) if one["__key__"] == key]
+    assert isinstance(found, bytes)
+    return found
+
+
+@pytest.mark.parametrize("choice", ["error", "skip"])
+def test_a_key_that_came_since_is_not_replaced_unasked(
+    out: Path, more: Path, branches: Any, choice: str
+) -> None:
+    for part in ("1/2", "2/2"):
+        append(more, out, part=part, jobs=1, on_duplicate=choice)
+    restore(out, branches[0])
+    before = log(out).versions
+    said = f"1 record of what was planned with --on-duplicate {choice} since, by the keys {THERE}"
+    with pytest.raises(OptionError, match=f"{said}.*Nothing was appended.*--restart"):
+        commit(out)
+    assert log(out).versions == before and image_of(out, THERE) == noise("a", 300)
+    drop(out, keys=[THERE])  # as the message says
+    commit(out)
+    assert image_of(out, THERE) == NEW[THERE] and verify(out).damages == []
+
+
+def test_a_key_that_came_since_is_replaced_where_that_was_asked(
+    out: Path, more: Path, branches: Any
+) -> None:
+    append(more, out, part="1/1", jobs=1, on_duplicate="replace")
+    restore(out, branches[0])
+    (done,) = commit(out)
+    assert any("1 of these replace" in note for note in done.notes)
+    assert image_of(out, THERE) == NEW[THERE]
+
+
+@pytest.mark.parametrize("choice", ["error", "replace"])
+def test_a_key_that_came_since_a_plan_ahead(
+    out: Path, more: Path, branches: Any, choice: str
+) -> None:
+    append(more, out, plan=True, on_duplicate=choice)
+    restore(out, branches[0])
+    if choice == "error":
+        with pytest.raises(OptionError, match=f"--on-duplicate error since, by the keys {THERE}"):
+            append(more, out, part="1/1", jobs=1)
+    else:  # as it was planned, whoever does not say it again
+        with pytest.raises(OptionError, match="with --on-duplicate replace, and skip is asked"):
+            append(more, out, part="1/1", jobs=1, on_duplicate="skip")
+        append(more, out, part="1/1", jobs=1)
+        commit(out)
+        assert image_of(out, THERE) == NEW[THERE]
+
+
+def test_parts_agree_on_what_becomes_of_keys_that_are_there(out: Path, more: Path) -> None:
+    append(more, out, part="1/2", jobs=1)
+    with pytest.raises(SourceChangedError, match="on_duplicate: was 'error', now 'replace'"):
+        append(more, out, part="2/2", jobs=1, on_duplicate="replace")
 
 
 # --- others meanwhile -----------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Erased records: their bytes are in no file that is left, the others stay as they were."""
 
+import contextlib
 import hashlib
 import os
 import re
@@ -36,11 +37,14 @@ from shardio.errors import VersionError
 from shardio.formats import manifest, open_shard
 from shardio.formats.index import key_hash
 from shardio.formats.record import FRAME, LARGE, RecordEncoder, RecordShard, erased_in
+from shardio.formats.version import history
 from shardio.packing.annotate import annotate
 from shardio.packing.copy import copy
 from shardio.packing.drop import drop
 from shardio.packing.gc import gc
+from shardio.packing.grow import build_all
 from shardio.packing.shard_writer import ShardWriter
+from shardio.packing.update import update
 from shardio.packing.versions import changing, commit, diff, log, restore, tag
 from shardio.storage import local
 from shardio.storage.location import locate
@@ -735,25 +739,86 @@ def captioned(tmp_path: Path, names: list[str], size: str) -> Path:
     return out
 
 
-@pytest.mark.parametrize(("before", "after"), [("2KB", "64KB"), ("64KB", "2KB")])
-def test_a_version_from_before_a_compaction_keeps_its_values(
-    tmp_path: Path, before: str, after: str
-) -> None:
-    out = captioned(tmp_path, NAMES, before)
-    old = log(out).versions[0].id
-    there = captions(out)
-    first, second, *_ = there
-    drop(out, keys=[first, second])  # so that numbers are others
+def nothing_left(out: Path, keys: list[str]) -> bool:
+    """Whether no file has the image, key or caption of a record; and `verify` says the same."""
+    data = everything(out)
+    found = [text for key in keys for text in (key.encode(), noise(key, 300)[8:40]) if text in data]
+    assert found == [one.shard for one in verify(out, dropped=keys).damages] == []
+    return True
+
+
+@pytest.fixture(params=[("2KB", "64KB", "record"), ("64KB", "2KB", "lmdb")])
+def compacted(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, list[str]]:
+    """Two versions of other shards than the newest, the second without its first two records."""
+    before, after, format = request.param
+    out = tmp_path / "out"
+    trees = plant(tmp_path / "src", {n: noise(n, 300) for n in NAMES})
+    api.pack(trees, out, shard_size=before, format=format, jobs=1)
+    annotate(out, {name: {"caption": f"of {name}", "score": 0.5} for name in NAMES})
+    tag(out, "whole")
+    keys = keys_of(out)
+    drop(out, keys=keys[:2])
+    tag(out, "dropped")
     api.compact(out, shard_size=after, jobs=1)
-    gone = next(iter(captions(out)))
-    done = drop(out, keys=[gone], erase=True)
-    assert done.erased == 1 and done.others > 0 and "may still show them" in str(done)
-    assert captions(out, old) == there
+    return out, keys
+
+
+def test_versions_from_before_a_compaction_are_erased_from(compacted: Any) -> None:
+    out, _ = compacted
+    left, ids = captions(out), [one.id for one in log(out).versions][::-1]
+    gone = next(iter(left))
+    drop_it = partial(drop, out, keys=[gone], erase=True)
+    told = drop_it(dry_run=True)
+    assert captions(out, "whole") == captions(out, ids[1]) and len(captions(out, "whole")) == 40
+    done = drop_it()
+    assert (done.records, done.erased, done.shards) == (1, 1, 1)
+    tags = [[], ["whole"], ["dropped"], []]
+    assert done.unreadable == told.unreadable == dict(zip(ids, tags, strict=True))
+    assert "4 older versions that show them cannot be read any more" in str(done)
+    assert f"{ids[1]} [whole]" in str(done) and done.discarded == 1
+    for one in ("whole", "dropped", ids[0]):
+        with pytest.raises(OptionError, match="of its records were erased since"):
+            restore(out, one)
+    assert [one.erased > 0 for one in log(out).versions] == [False, True, True, True, True]
+    assert not nothing_is_left(out, gone)
     gc(out, keep_s=0)
-    assert captions(out, old) == there
-    gc(out, keep_s=0, keep_versions=1)
-    assert api.verify(out, dropped=[gone]).damages == []
-    assert captions(out) == {key: f"of {key}" for key in there if key not in (first, second, gone)}
+    assert nothing_left(out, [gone])
+    assert captions(out) == {key: one for key, one in left.items() if key != gone}
+    assert verify(out, sha256=True).damages == []
+
+
+def test_a_record_that_only_versions_from_before_a_compaction_have_is_erased(
+    compacted: Any,
+) -> None:
+    out, keys = compacted
+    left, whole, ids = captions(out), captions(out, "whole"), [one.id for one in log(out).versions]
+    shards_of = {name: (out / name).read_bytes() for name in shard_names(out)}
+    done = drop(out, keys=keys[:2], erase=True)
+    assert (done.records, done.erased, done.remaining) == (0, 2, 38) and done.missing == []
+    assert [*done.unreadable.values()] == [["whole"], []]
+    assert done.shards in (1, 2) and done.discarded == 0
+    for clean in (True, False):
+        # Who had dropped them reads on, from new files.
+        assert captions(out, "dropped") == left == captions(out)
+        assert diff(out, "dropped").dropped == diff(out, "dropped").added == []
+        with pytest.raises(OptionError, match="2 of its records were erased since"):
+            api.open(out, version="whole")
+        if clean:
+            gc(out, keep_s=0)
+    assert nothing_left(out, keys[:2])
+    newest = manifest.load(locate(out))
+    for number in range(newest.shards):  # these had nothing of them
+        name = newest.shard(number).name
+        assert (out / name).read_bytes() == shards_of[name]
+    restore(out, "dropped")
+    assert captions(out) == left and nothing_left(out, keys[:2])
+    assert whole.keys() - left.keys() == {*keys[:2]} and ids[0] in str(log(out))
+    with pytest.raises(OptionError, match="2 records were erased here, of which no key is kept"):
+        drop(out, keys=keys[:2], erase=True)
+
+
+def nothing_is_left(out: Path, key: str) -> bool:
+    return key.encode() not in everything(out)
 
 
 def test_a_shard_of_another_version_with_the_same_number_keeps_its_values(tmp_path: Path) -> None:
@@ -788,3 +853,162 @@ def test_what_an_interrupted_compaction_built_goes(
     gc(out, keep_s=0, keep_versions=1)
     assert api.verify(out, dropped=[NAMES[3]]).damages == []
     assert not (out / ".shardio-append").exists()
+
+
+def test_a_failure_in_any_version_leaves_all_and_a_rerun_ends_it(
+    compacted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, keys = compacted
+    gone, step, left_over = [keys[0], keys[7]], 0, 0  # of older versions alone, and of all
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    whole, left = captions(out, "whole"), captions(out)
+    real = local.Draft.commit
+
+    def failing(self: Any, name: str, *given: Any, **options: Any) -> None:
+        nonlocal left_over
+        left_over -= not name.startswith(".")
+        if left_over < 0:
+            raise KeyboardInterrupt
+        real(self, name, *given, **options)
+
+    while True:
+        copied, left_over = out.parent / f"killed-{step}", step
+        shutil.copytree(out, copied)
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            patch.setattr(local.Draft, "commit", failing)
+            drop(copied, keys=gone, erase=True)
+            break
+        step += 1
+        assert before.items() <= {path.name: path.read_bytes() for path in copied.iterdir()}.items()
+        assert (captions(copied), captions(copied, "whole")) == (left, whole)
+        drop(copied, keys=gone, erase=True)
+        gc(copied, keep_s=0)
+        assert nothing_left(copied, gone) and verify(copied, sha256=True).damages == []
+        assert captions(copied) == {key: one for key, one in left.items() if key not in gone}
+        assert not [name for name in os.listdir(copied) if name.startswith(".")]
+    assert step > 5
+
+
+# --- what lies beside -----------------------------------------------------------------------------
+
+
+def times_of(source: Path, keys: list[str]) -> dict[str, bytes]:
+    """Give each file a time of its own, and return these as notes have them."""
+    times = {key: 1_750_000_000_123_456_789 + number for number, key in enumerate(keys)}
+    for key, time in times.items():
+        os.utime(source / key, ns=(time, time))
+    return {key: time.to_bytes(8, "little") for key, time in times.items()}
+
+
+def test_what_update_noted_of_their_files_goes_in_all_versions(source: Path, out: Path) -> None:
+    keys = keys_of(out)
+    times = times_of(source, keys)
+    update(source, out, jobs=1)
+    annotate(out, {keys[3]: {"label": 1}})
+    assert all(time in everything(out) for time in times.values())
+    drop(out, keys=keys[2:3])
+    tag(out, "dropped")
+    drop(out, keys=keys[:1], erase=True)
+    drop(out, keys=keys[2:3], erase=True)
+    gc(out, keep_s=0)
+    left = everything(out)
+    assert [key for key in keys if times[key] not in left] == [keys[0], keys[2]]
+    for key in (keys[0], keys[2]):
+        (source / key).unlink()
+    found = update(source, out, jobs=1)
+    assert (found.unchanged, found.compared, found.new, found.gone) == (22, 0, 0, 0)
+
+
+def test_an_append_meanwhile_does_not_note_them_again(
+    source: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = keys_of(out)[0]
+    (tmp_path / "keys.txt").write_text(f"{key}\n")
+    time = times_of(source, [key])[key]
+    update(source, out, jobs=1)
+    assert time in everything(out)
+
+    def built(*given: Any) -> None:
+        build_all(*given)
+        shardio("drop", out, "--keys", tmp_path / "keys.txt", "--erase")  # of another process
+
+    monkeypatch.setattr("shardio.packing.grow.build_all", built)
+    api.append(plant(tmp_path / "more", {"class1/new.jpg": noise("n", 300)}), out, jobs=1)
+    gc(out, keep_s=0)
+    assert len(keys_of(out)) == 24 and time not in everything(out)
+    assert manifest.load(locate(out)).sources is not None
+
+
+def test_lists_of_what_packing_left_out_lose_the_key(source: Path, out: Path) -> None:
+    key, other = keys_of(out)[0], "class0/also broken.jpg"
+    drop(out, keys=[key])
+    for name in (key, other):
+        (source / name).write_bytes(b"no image")
+    update(source, out, jobs=1, on_error="skip")
+    assert key in (out / "rejected.jsonl").read_text()
+    told = drop(out, keys=[key], erase=True, dry_run=True)
+    assert told.unlisted == 1 and key in (out / "rejected.jsonl").read_text()
+    done = drop(out, keys=[key], erase=True)
+    assert done.unlisted == 1 and "1 key removed from rejected.jsonl" in str(done)
+    assert other in (out / "rejected.jsonl").read_text()
+    drop(out, keys=[other], erase=True)  # which no record ever had
+    assert not (out / "rejected.jsonl").exists()
+    gc(out, keep_s=0)
+    assert verify(out, dropped=[key, other]).damages == []
+    with pytest.raises(OptionError, match="no record has"):
+        drop(out, keys=[other], erase=True)
+
+
+def test_an_older_list_of_what_must_go_is_not_restored(out: Path) -> None:
+    """What was packed again, and is needed again, is not to go."""
+    keys = keys_of(out)
+    drop(out, keys=keys[:1], erase=True)
+    tag(out, "erased")
+    with changing(str(out)) as before:  # as packing the same files again leaves it
+        old = [*history(locate(out), before)][-1]
+        commit(str(out), before, replace(old, digest=""), "add", {"added": 1}, {})
+    again = log(out).versions[0].id
+    restore(out, "erased")
+    assert keys_of(out) == keys[1:]
+    gc(out, keep_s=0)
+    assert keys_of(out, again) == keys
+    drop(out, keys=keys[:2], erase=True)  # it is found in that version, too
+    gc(out, keep_s=0)
+    assert not any(key.encode() in everything(out) for key in keys[:2])
+
+
+def test_a_file_that_an_earlier_erasing_wrote_is_written_again(out: Path) -> None:
+    """Two records are erased, and come back; then the first one is erased: the other one stays."""
+    keys, shard = keys_of(out), next(out.glob("00000-*.shard"))
+    data = shard.read_bytes()
+    drop(out, keys=keys[:1], erase=True)
+    drop(out, keys=keys[1:2], erase=True)
+    gc(out, keep_s=0)
+    shard.write_bytes(data)
+    with changing(str(out)) as before:  # as packing the same files again leaves it
+        old = [*history(locate(out), before)][-1]
+        commit(str(out), before, replace(old, digest=""), "add", {"added": 2}, {})
+    assert keys_of(out) == keys
+    drop(out, keys=keys[:1], erase=True)
+    for _ in range(2):
+        assert keys_of(out) == keys[1:] and verify(out, sha256=True).damages == []
+        gc(out, keep_s=0)
+
+
+@pytest.mark.parametrize("fault", ["gone", "damaged"])
+def test_a_shard_of_older_versions_that_is_gone_or_damaged(compacted: Any, fault: str) -> None:
+    out, keys = compacted
+    newest = manifest.load(locate(out))
+    own = {newest.shard(number).name for number in range(newest.shards)}
+    old = out / min(shard_names(out) - own)
+    left = captions(out)
+    if fault == "gone":
+        old.unlink()
+        assert drop(out, keys=keys[7:8], erase=True).erased == 1
+        return
+    data = bytearray(old.read_bytes())
+    data[-40] ^= 1
+    old.write_bytes(data)
+    with pytest.raises(DamageError, match=rf"{old.name}(?s:.*)--keep 0s` removes them"):
+        drop(out, keys=keys[7:8], erase=True)
+    assert captions(out) == left

@@ -23,6 +23,7 @@ from shardio.errors import NotPackedError
 from shardio.packing.annotate import annotate
 from shardio.packing.append import append
 from shardio.packing.commit import commit
+from shardio.packing.compact import compact
 from shardio.packing.drop import drop
 from shardio.packing.export import export
 from shardio.packing.index import index
@@ -75,6 +76,16 @@ def annotated(source: Path, out: Path) -> None:
     build(source, out)
     keys = sequences.open(out).keys()
     annotate(out, {key: {"caption": f"of {key}"} for key in keys})
+
+
+def to_erase(source: Path, out: Path) -> None:
+    """Records that older versions of other shards have, and an unfinished append, too."""
+    annotated(source, out)
+    tag(out, "all")
+    drop(out, keys=["class0/001.jpg"])
+    compact(out, jobs=1)
+    tag(out, "compacted")
+    append(source, out, jobs=1, part="1/2", on_duplicate="replace")
 
 
 def indexed_before(source: Path, out: Path) -> None:
@@ -162,8 +173,8 @@ SCENES = {
     "compact": Scene(["compact", "OUT", "--jobs", "1"], grown, replaces=True),
     "drop": Scene(["drop", "OUT", "--keys", "SRC/../keys.txt"], build, replaces=True),
     "erase": Scene(
-        ["drop", "OUT", "--keys", "SRC/../keys.txt", "--erase", "--missing", "ignore"],
-        annotated,
+        ["drop", "OUT", "--keys=SRC/../keys.txt", "--erase", "--restart", "--missing=ignore"],
+        to_erase,
         replaces=True,
     ),
     "annotate": Scene(

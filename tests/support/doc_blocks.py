@@ -256,12 +256,12 @@ def _console(block: Block, skipped: set[str]) -> None:
 
 # ---------------------------------------------------------------------------------------- comparing
 
-# What differs between machines and runs: an amount with its unit, the hash in a shard's name, the
+# What differs between machines and runs: an amount with its unit, the hash in a file's name, the
 # id of a version, a time.
 VARIES = re.compile(
     r"\b[0-9a-f]{16}\b|\b\d{4}-\d\d-\d\dT[\d:]{8}Z"
     r"|[\d.,]*\d(?:%|\s?(?:[µmn]?s|min|h|[KMGT]?i?B)\b)(?:/s)?|[\d.,]+(?: \w+)?/s\b"
-    r"|(?<=\d{5}-)[0-9a-f]{8}\b"
+    r"|(?<=\d{5}-)[0-9a-f]{8}\b|(?<=\bsources-)[0-9a-f]{8}\b"
 )
 
 
