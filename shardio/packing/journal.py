@@ -61,10 +61,11 @@ from ..storage import local
 from ..storage.local import LocalDirectory
 from ..storage.location import Target, locate
 from ..storage.lock import FOOTER, JOURNAL, PLAN_MAGIC, SEAL, WRITER_MAGIC
+from ..units import show_count
 from .options import PackOptions
 from .plan import Before, Plan, Rows, json_line
 from .shard_writer import open_own
-from .sources.base import Ints, Plain, Problem, Read, Source
+from .sources.base import Ints, Listing, Plain, Problem, Read, Source
 
 ReadBytes = Callable[[int, int], bytes]  # start, length
 Reopen = Callable[[str, str, Plain, Plain], Source]  # kind of source, split, described, piece
@@ -72,6 +73,7 @@ Reopen = Callable[[str, str, Plain, Plain], Source]  # kind of source, split, de
 WORK = ".shardio-append"  # in a dataset: the directory where shards for it are built
 REJECTED = "rejected.jsonl"
 PLANNED = ".shardio-planned"
+_SHOWN = 10  # files that are named
 _MOST = 1 << 30  # bytes of a file that is read whole
 NOTE_SENT, NOTE_BUILT = ".shardio-sent-{}.json", ".shardio-built-{}.json"  # see built.py
 SCAN_NOTE = ".shardio-scan-{}.json"
@@ -579,16 +581,42 @@ def own_rejected(place: Target) -> list[Problem] | None:
     Packing's own are known by each byte, and by keys that the dataset there does not have: a user's
     list of records to leave out, in the same words, is of keys that it has.
     """
-    found = _own_list(place)
+    found = own_list(place)
     return None if found is None else found[0]
 
 
 def rejected_files(place: Target) -> dict[bytes, tuple[int, int]]:
     """Return the sizes and times in ns of the files that a list of packing's own has, by key."""
-    return (_own_list(place) or ([], {}))[1]
+    return (own_list(place) or ([], {}))[1]
 
 
-def _own_list(place: Target) -> tuple[list[Problem], dict[bytes, tuple[int, int]]] | None:
+def without_rejected(place: Target, listing: Listing) -> tuple[Listing, int]:
+    """Return a listing without what was left out before, and is as it was; and how much that is."""
+    known, files = dict(own_rejected(place) or []), rejected_files(place)
+    about = zip(listing.sizes.tolist(), listing.mtimes.tolist(), strict=True)
+    pairs = enumerate(zip(listing.keys, about, strict=True))
+    left = [at for at, (key, of) in pairs if not of[1] or files.get(key) != of]
+    problems = [(key, why) for key, why in listing.problems if known.get(key) != why]
+    count = len(listing.keys) - len(left) + len(listing.problems) - len(problems)
+    return replace(listing.take(np.array(left, np.int64)), problems=problems), count
+
+
+def left_out_lines(rejected: Sequence[tuple[str, str]], before: int) -> list[str]:
+    """Say which files were left out, and how many were so before."""
+    lines = []
+    if rejected:
+        left = show_count(len(rejected), "file")
+        lines.append(f"{left} left out; {REJECTED} lists those that no record is of:")
+        lines += [f"  {printable(key)}: {why}" for key, why in rejected[:_SHOWN]]
+        lines += [f"  ... and {len(rejected) - _SHOWN:,} more"] * (len(rejected) > _SHOWN)
+    if before:
+        files = show_count(before, "file")
+        lines.append(f"{files} left out before, and not changed; in {REJECTED}")
+    return lines
+
+
+def own_list(place: Target) -> tuple[list[Problem], dict[bytes, tuple[int, int]]] | None:
+    """Return what `own_rejected` and `rejected_files` do."""
     if isinstance(place, LocalDirectory):
         path = place.path(REJECTED)
         if not os.path.isfile(path) or os.path.islink(path):
