@@ -151,7 +151,6 @@ class Call:
     work_dir: PathLike | None = None
 
 
-Files = Mapping[bytes, tuple[int, int]]  # sizes and times in ns, by key
 Changes = Callable[[Split, int], Mapping[str, int]]  # of a split with so many new records
 Notes = Callable[[Split, int], SourceNotes | None]  # of the files of all its records, so many
 
@@ -578,15 +577,12 @@ def _list_left_out(one: Split) -> None:
         journal.remove_rejected(one.place.location)
 
 
-def _left_out(one: Split) -> tuple[list[Problem], Files] | None:
+def _left_out(one: Split) -> journal.OwnList | None:
     """Return what a split will leave out, and of what files it is known; None: that is listed."""
     place = one.place.location
-    before, files = journal.own_rejected(place) or [], journal.rejected_files(place)
-    listed, left_out, gone = (
-        dict([*before, *one.problems]),
-        dict(one.problems),
-        {*one.gone.tolist()},
-    )
+    before, files = journal.own_list(place) or ([], {})
+    listed, left_out = dict([*before, *one.problems]), dict(one.problems)
+    gone = {*one.gone.tolist()}
     if not listed:
         return None
     has = {key for key, numbers in one.alike(listed).items() if not gone.issuperset(numbers)}

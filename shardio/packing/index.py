@@ -73,9 +73,6 @@ _SPLIT = re.compile(
 )
 _SHOWN = 10  # names of files that are told
 _SIDECAR = re.compile(r"\d{5,}-[0-9a-f]{8}\.index")
-Left = (
-    tuple[list[Problem], dict[bytes, tuple[int, int]]] | None
-)  # what is left out: journal.own_list
 
 
 @dataclass
@@ -261,7 +258,7 @@ def index(
             "directory for it"
         )
     found = _find(directory, place, format, files, numbering, target)
-    skip = _skips(on_error, found, part)
+    skip = _skips(on_error, found, part, target or found.root)
     folder = target or found.root
     jobs = processes(jobs)
     if out is None and not os.access(folder or os.curdir, os.W_OK):
@@ -273,22 +270,22 @@ def index(
         output_dir.refuse_images(LocalDirectory(folder))
     done = Indexed(folder, found.root, found.format, part=chosen.chosen, dry_run=dry_run)
     done.ignored, done.notes = found.ignored, found.notes
-    if skip:
-        journal.refuse_rejected(LocalDirectory(folder), empty=False)
     if (before := _indexed(folder, overwrite, done.part)) is not None:
         numbered = numbering is not None
         how = How(wanted, numbered, checksum, gone, forget, jobs, executor, progress, skip)
         _index_again(done, found, before, how)
-        done.seconds = time.perf_counter() - began
-        return done
-    shards = None if done.part is None else chosen.shards_of(len(found.names))
-    _index_first(done, found, wanted, shards, overwrite, (jobs, progress, executor, skip))
+    else:
+        shards = None if done.part is None else chosen.shards_of(len(found.names))
+        _index_first(done, found, wanted, shards, overwrite, (jobs, progress, executor, skip))
     done.seconds = time.perf_counter() - began
     return done
 
 
-def _skips(on_error: str, found: Found, part: object) -> bool:
-    """Return whether files that cannot be indexed are left out. Raises OptionError."""
+def _skips(on_error: str, found: Found, part: object, folder: str) -> bool:
+    """Return whether files that cannot be indexed are left out.
+
+    Raises OptionError, ExistsError where a user's list of them is in the folder of the index.
+    """
     if on_error not in ("raise", "skip"):
         raise OptionError(f"on_error is {printable(repr(on_error))}; expected 'raise' or 'skip'")
     if on_error == "skip" and found.listing is None:
@@ -298,6 +295,8 @@ def _skips(on_error: str, found: Found, part: object) -> bool:
         )
     if on_error == "skip" and part is not None:
         raise OptionError("part: a part leaves nothing out; give --on-error skip to the last call")
+    if on_error == "skip":
+        journal.refuse_rejected(LocalDirectory(folder), empty=False)
     return on_error == "skip"
 
 
@@ -366,7 +365,7 @@ def _index_again(done: Indexed, found: Found, before: manifest.Manifest, how: Ho
                 "changed; --overwrite makes another dataset in its place"
             )
         after, done.left_out = before, []
-        if not (again.is_same or done.dry_run):
+        if not done.dry_run and (found.problems or not again.is_same):
             after, done.left_out = commit_again(again, done.out, how)
             done.version = "" if after is before else after.version_id
         if not done.dry_run:
@@ -378,7 +377,11 @@ def _index_again(done: Indexed, found: Found, before: manifest.Manifest, how: Ho
 
 
 def _list_left_out(
-    done: Indexed, found: Found, tried: Found, problems: Sequence[Problem], before: Left
+    done: Indexed,
+    found: Found,
+    tried: Found,
+    problems: Sequence[Problem],
+    before: journal.OwnList | None,
 ) -> None:
     """Write the list of what an index of a folder of images leaves out, if it is another one.
 
@@ -392,11 +395,11 @@ def _list_left_out(
     again = {*tried.listing.keys, *(key for key, _ in tried.listing.problems)}
     still = {*there.keys, *(key for key, _ in there.problems)} - again
     old, noted = before or ([], {})
-    left = sorted({**{key: why for key, why in old if key in still}, **dict(problems)}.items())
+    left = {key: why for key, why in old if key in still} | dict(problems)
     about = zip(there.sizes.tolist(), there.mtimes.tolist(), strict=True)
-    files = {key: of for key, of in zip(there.keys, about, strict=True) if key in dict(left)}
-    if left and (left, files) != (old, noted):
-        journal.write_rejected(place, left, files=files)
+    files = {key: of for key, of in zip(there.keys, about, strict=True) if key in left}
+    if left and (sorted(left.items()), files) != (old, noted):
+        journal.write_rejected(place, sorted(left.items()), files=files)
     elif before is not None and not left:
         place.remove(journal.REJECTED)
 

@@ -68,6 +68,8 @@ from .shard_writer import open_own
 from .sources.base import Ints, Listing, Plain, Problem, Read, Source
 
 ReadBytes = Callable[[int, int], bytes]  # start, length
+Files = Mapping[bytes, tuple[int, int]]  # sizes and times in ns of files, by key
+OwnList = tuple[list[Problem], Files]  # of what was left out
 Reopen = Callable[[str, str, Plain, Plain], Source]  # kind of source, split, described, piece
 
 WORK = ".shardio-append"  # in a dataset: the directory where shards for it are built
@@ -539,12 +541,12 @@ def write_rejected(
     place: Target,
     problems: Sequence[Problem],
     part: str | None = None,
-    files: Mapping[bytes, tuple[int, int]] | None = None,
+    files: Files | None = None,
 ) -> None:
     """Write the list of what a dataset leaves out, for its user.
 
-    part: a shard, by its name, or the scan: what this one left out, until the commit. files: sizes
-    and times in ns by key, of those that are not to be tried again while they stay so
+    part: a shard, by its name, or the scan: what this one left out, until the commit. files: those
+    that are not to be tried again while they stay so
     """
     name = REJECTED if part is None else part_list(part)
     place.write(name, _dump_rejected(problems, files or {}))
@@ -585,14 +587,10 @@ def own_rejected(place: Target) -> list[Problem] | None:
     return None if found is None else found[0]
 
 
-def rejected_files(place: Target) -> dict[bytes, tuple[int, int]]:
-    """Return the sizes and times in ns of the files that a list of packing's own has, by key."""
-    return (own_list(place) or ([], {}))[1]
-
-
 def without_rejected(place: Target, listing: Listing) -> tuple[Listing, int]:
     """Return a listing without what was left out before, and is as it was; and how much that is."""
-    known, files = dict(own_rejected(place) or []), rejected_files(place)
+    listed, files = own_list(place) or ([], {})
+    known = dict(listed)
     about = zip(listing.sizes.tolist(), listing.mtimes.tolist(), strict=True)
     pairs = enumerate(zip(listing.keys, about, strict=True))
     left = [at for at, (key, of) in pairs if not of[1] or files.get(key) != of]
@@ -615,8 +613,8 @@ def left_out_lines(rejected: Sequence[tuple[str, str]], before: int) -> list[str
     return lines
 
 
-def own_list(place: Target) -> tuple[list[Problem], dict[bytes, tuple[int, int]]] | None:
-    """Return what `own_rejected` and `rejected_files` do."""
+def own_list(place: Target) -> OwnList | None:
+    """Return what `own_rejected` does, and of the files in it what is known."""
     if isinstance(place, LocalDirectory):
         path = place.path(REJECTED)
         if not os.path.isfile(path) or os.path.islink(path):
@@ -653,7 +651,7 @@ def part_list(part: str) -> str:
     return f".shardio-rejected-{part.partition('.')[0]}.jsonl"
 
 
-def _dump_rejected(problems: Sequence[Problem], files: Mapping[bytes, tuple[int, int]]) -> bytes:
+def _dump_rejected(problems: Sequence[Problem], files: Files) -> bytes:
     lines = []
     for key, why in problems:
         more = dict(zip(("size", "time"), files.get(key, ()), strict=False))
@@ -669,7 +667,7 @@ def load_rejected(place: Target, name: str) -> list[Problem] | None:
         return None
 
 
-def _parse_rejected(data: bytes, where: str) -> tuple[list[Problem], dict[bytes, tuple[int, int]]]:
+def _parse_rejected(data: bytes, where: str) -> OwnList:
     try:
         entries = [*map(json.loads, data.splitlines())]
         files = {

@@ -136,8 +136,8 @@ def scan_all(
             if one.extra and one.info is not None:
                 number = one.info.number
                 found.extras[number], found.sizes[number] = one.extra, one.info.size
-                left = np.array([times[key] for key in described_keys(one.extra)], np.int64)
-                found.marks[number] = hashlib.sha256(left.tobytes()).hexdigest()
+                kept = np.array([times[key] for key in described_keys(one.extra)], np.int64)
+                found.marks[number] = hashlib.sha256(kept.tobytes()).hexdigest()
     return scanned
 
 

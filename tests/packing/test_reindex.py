@@ -351,6 +351,14 @@ def test_what_is_no_image_stays_left_out_until_it_changes(photos: Path) -> None:
     assert not (photos / "rejected.jsonl").exists()
 
 
+def test_an_empty_file_alone_is_told(photos: Path) -> None:
+    plant(photos, {"class0/empty.jpg": b""})
+    with pytest.raises(SourceError, match="class0/empty.jpg: is empty"):
+        index(photos, jobs=1)
+    done = index(photos, jobs=1, on_error="skip")
+    assert (done.rejected, done.version) == ([("class0/empty.jpg", "is empty")], "")
+
+
 def test_a_list_beside_an_index_that_is_elsewhere(tmp_path: Path) -> None:
     folder, idx = plant(tmp_path / "photos", images(1, 3)), tmp_path / "idx"
     plant(folder, {"class0/bad.jpg": b"text"})
