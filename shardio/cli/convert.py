@@ -19,6 +19,7 @@ from .command import (
     option,
     read_fields,
 )
+from .exit_codes import DONE, SKIPPED
 from .output import Output
 
 
@@ -28,7 +29,9 @@ def _index(output: Output, *, fields: str | None = None, **call: Any) -> int:
     with output.progress("listing", "indexing", "committing") as progress:
         named = read_fields(fields)
         done = index(**call, fields=named, progress=progress, announce=output.announce)
-    return output.show(done)
+    rejected = [{"key": key, "reason": why} for key, why in done.rejected]
+    output.show(done, facts=vars(done) | {"rejected": rejected})
+    return SKIPPED if done.rejected else DONE
 
 
 def _unpack(output: Output, **call: Any) -> int:
@@ -79,6 +82,7 @@ INDEX = Command(
     option("--checksum"),
     option("--gone", choices=("drop",)),
     option("--forget"),
+    option("--on-error", choices=("raise", "skip")),
     option("--dry-run"),
     *STORE,
     examples=(

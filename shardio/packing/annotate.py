@@ -137,11 +137,7 @@ def annotate(
     OptionError, SourceError, SampleError, BusyError, NotPackedError, DamageError.
     """
     check_bool(dry_run=dry_run)
-    for option, value, other in (("missing", missing, "none"), ("unknown", unknown, "ignore")):
-        if value not in ("error", other):
-            raise OptionError(
-                f"{option} is {printable(repr(value))}; expected 'error' or {other!r}"
-            )
+    _check_choices(missing, unknown)
     top, data = find_place(path, storage), data_root(storage)
     if remove is not None:
         if (table, fields, key) != (None, None, None):
@@ -191,6 +187,14 @@ def annotate(
                 new = commit(one.place, one.before, after, "annotate", count, {})
                 done.versions[one.split] = new.version_id
     return done
+
+
+def _check_choices(missing: str, unknown: str) -> None:
+    for option, value, other in (("missing", missing, "none"), ("unknown", unknown, "ignore")):
+        if value not in ("error", other):
+            raise OptionError(
+                f"{option} is {printable(repr(value))}; expected 'error' or {other!r}"
+            )
 
 
 def _remove(top: Place, names: list[str], dry_run: bool) -> Annotated:

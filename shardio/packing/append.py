@@ -28,7 +28,6 @@ from .grow import (
     grow,
     grown_lines,
     leave_out_rejected,
-    left_out_line,
     note_new,
     some,
 )
@@ -84,7 +83,7 @@ class Appended:
             lines.append(f"{show_count(self.skipped, 'record')} {were} there, by their keys")
         if self.hidden:
             lines.append(f"{show_count(self.hidden, 'record')} had been dropped, and stay so")
-        lines += grown_lines(self.classes, self.rejected) + left_out_line(self.rejected_before)
+        lines += grown_lines(self.classes, self.rejected, self.rejected_before)
         lines += version_lines(self.versions)
         return "\n".join(lines)
 

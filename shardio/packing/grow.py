@@ -38,7 +38,7 @@ from ..order.subset import describe_conditions
 from ..storage import lock
 from ..storage.location import local_path, locate_target
 from ..storage.options import Storage
-from ..units import check_group, show_count
+from ..units import check_group
 from . import journal, output_dir, reencode, sources
 from .built import Built
 from .earlier_plan import earlier_plans, refuse_others
@@ -169,7 +169,6 @@ class Call:
     on_duplicate: str = "replace"  # as of `append`
 
 
-Files = Mapping[bytes, tuple[int, int]]  # sizes and times in ns, by key
 Changes = Callable[[Split, int], Mapping[str, int]]  # of a split with so many new records
 Notes = Callable[[Split, int], SourceNotes | None]  # of the files of all its records, so many
 
@@ -605,15 +604,12 @@ def _list_left_out(one: Split) -> None:
         journal.remove_rejected(one.place.location)
 
 
-def _left_out(one: Split) -> tuple[list[Problem], Files] | None:
+def _left_out(one: Split) -> journal.OwnList | None:
     """Return what a split will leave out, and of what files it is known; None: that is listed."""
     place = one.place.location
-    before, files = journal.own_rejected(place) or [], journal.rejected_files(place)
-    listed, left_out, gone = (
-        dict([*before, *one.problems]),
-        dict(one.problems),
-        {*one.gone.tolist()},
-    )
+    before, files = journal.own_list(place) or ([], {})
+    listed, left_out = dict([*before, *one.problems]), dict(one.problems)
+    gone = {*one.gone.tolist()}
     if not listed:
         return None
     has = {key for key, numbers in one.alike(listed).items() if not gone.issuperset(numbers)}
@@ -642,23 +638,11 @@ def leave_out_rejected(growth: Growth) -> int:
     if not (growth.run.skip and growth.run.is_whole and plain) or growth.call.ahead:
         return 0
     for one in growth.work:
-        if one.listing is None:
-            continue
-        place, listing = one.place.location, one.listing
-        known, files = dict(journal.own_rejected(place) or []), journal.rejected_files(place)
-        about = zip(listing.sizes.tolist(), listing.mtimes.tolist(), strict=True)
-        pairs = enumerate(zip(listing.keys, about, strict=True))
-        left = [at for at, (key, of) in pairs if not of[1] or files.get(key) != of]
-        problems = [(key, why) for key, why in listing.problems if known.get(key) != why]
-        count += len(listing.keys) - len(left) + len(listing.problems) - len(problems)
-        one.listing = replace(listing.take(np.array(left, np.int64)), problems=problems)
+        if one.listing is not None:
+            place = one.place.location
+            one.listing, left_out = journal.without_rejected(place, one.listing)
+            count += left_out
     return count
-
-
-def left_out_line(count: int) -> list[str]:
-    """Say how many files were left out before."""
-    said = f"{show_count(count, 'file')} left out before, and not changed; in {journal.REJECTED}"
-    return [said] if count else []
 
 
 def note_new(one: Split, notes: SourceNotes) -> None:
@@ -675,16 +659,12 @@ def note_new(one: Split, notes: SourceNotes) -> None:
                 number += 1
 
 
-def grown_lines(classes: Sequence[str], rejected: Sequence[tuple[str, str]]) -> list[str]:
-    """Say which classes are new, and how many files were left out."""
+def grown_lines(
+    classes: Sequence[str], rejected: Sequence[tuple[str, str]], before: int
+) -> list[str]:
+    """Say which classes are new, and how many files were left out, now and before."""
     lines = [f"new classes: {some(classes)}"] if classes else []
-    if rejected:
-        left = show_count(len(rejected), "file")
-        lines.append(f"{left} left out; {journal.REJECTED} lists those that no record is of:")
-        shown = rejected[:_SHOWN]
-        lines += [f"  {printable(key)}: {why}" for key, why in shown]
-        lines += [f"  ... and {len(rejected) - _SHOWN:,} more"] * (len(rejected) > _SHOWN)
-    return lines
+    return lines + journal.left_out_lines(rejected, before)
 
 
 def some(names: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ import re
 import shlex
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from ..errors import (
@@ -43,7 +43,7 @@ from ..formats.foreign.arrow import splits_in
 from ..formats.foreign.base import MAGIC, sidecar_name
 from ..formats.foreign.imagefolder import describe
 from ..images.filetype import ALL_ENDINGS
-from ..names import file_name, from_file_name, key_bytes
+from ..names import file_name, from_file_name, key_bytes, key_text
 from ..storage import local
 from ..storage.base import Location
 from ..storage.listing import ObjectEntry
@@ -59,8 +59,8 @@ from .parts import Announce, PartOptions, show_closing
 from .plan import make_plan
 from .process_pool import Executor, Progress, check_executor, processes
 from .reindex import How, commit_again, compare
-from .scan import Found, dataset_id_of, manifest_of, scan_all
-from .sources.base import Listing, SourceRequest, renumber
+from .scan import Found, dataset_id_of, manifest_of, problems_of, scan_all
+from .sources.base import Listing, Problem, SourceRequest, renumber
 from .sources.field_names import fields_text
 from .sources.files import DiskFolder, identity, is_ignored
 from .sources.imagefolder import image_folder
@@ -104,6 +104,8 @@ class Indexed:
     repaired: int = 0  # indexes of files, or runs, as they were that were missing or damaged
     version: str = ""  # the new one; "": it stays
     dry_run: bool = False
+    rejected: list[tuple[str, str]] = field(default_factory=list)  # images left out: key, reason
+    rejected_before: int = 0  # files that were left out before, and are as they were
 
     def __repr__(self) -> str:
         return f"<{str(self).splitlines()[0]}>"
@@ -118,8 +120,10 @@ class Indexed:
         ]
         if self.part is not None:
             return "\n".join([*lines, show_closing(self.part, "indexed")])
+        left_out = journal.left_out_lines(self.rejected, self.rejected_before)
         if self.unchanged is not None:
-            return "\n".join(self._again())
+            return "\n".join([*self._again(), *left_out])
+        lines += left_out
         lines.append(fields_text(self.fields, self.sources) + named)
         if self.format == "imagefolder":
             lines.append(
@@ -190,6 +194,7 @@ def index(
     checksum: bool = False,
     gone: str | None = None,
     forget: bool = False,
+    on_error: str = "raise",
     dry_run: bool = False,
     storage: Storage | None = None,
     executor: Executor | None = None,
@@ -217,6 +222,9 @@ def index(
     gone       "drop": its records go with files that are gone, also if these are more than half
     forget     records that were dropped or annotated in files that changed, and cannot be found
                again, are taken for new ones; else this is an error
+    on_error   of a folder of images: "raise": one SourceError lists all files that are no images,
+               and nothing is indexed; "skip": they are left out, and rejected.jsonl beside the
+               index lists them
     dry_run    say what is new, changed and gone, and change nothing
     storage    a shardio.Storage: how an object store is reached
     executor   a shardio.RayExecutor: a cluster that does it; the folder of the index is shared
@@ -250,6 +258,7 @@ def index(
             "directory for it"
         )
     found = _find(directory, place, format, files, numbering, target)
+    skip = _skips(on_error, found, part, target or found.root)
     folder = target or found.root
     jobs = processes(jobs)
     if out is None and not os.access(folder or os.curdir, os.W_OK):
@@ -262,14 +271,33 @@ def index(
     done = Indexed(folder, found.root, found.format, part=chosen.chosen, dry_run=dry_run)
     done.ignored, done.notes = found.ignored, found.notes
     if (before := _indexed(folder, overwrite, done.part)) is not None:
-        how = How(wanted, numbering is not None, checksum, gone, forget, jobs, executor, progress)
+        numbered = numbering is not None
+        how = How(wanted, numbered, checksum, gone, forget, jobs, executor, progress, skip)
         _index_again(done, found, before, how)
-        done.seconds = time.perf_counter() - began
-        return done
-    shards = None if done.part is None else chosen.shards_of(len(found.names))
-    _index_first(done, found, wanted, shards, overwrite, (jobs, progress, executor))
+    else:
+        shards = None if done.part is None else chosen.shards_of(len(found.names))
+        _index_first(done, found, wanted, shards, overwrite, (jobs, progress, executor, skip))
     done.seconds = time.perf_counter() - began
     return done
+
+
+def _skips(on_error: str, found: Found, part: object, folder: str) -> bool:
+    """Return whether files that cannot be indexed are left out.
+
+    Raises OptionError, ExistsError where a user's list of them is in the folder of the index.
+    """
+    if on_error not in ("raise", "skip"):
+        raise OptionError(f"on_error is {printable(repr(on_error))}; expected 'raise' or 'skip'")
+    if on_error == "skip" and found.listing is None:
+        raise OptionError(
+            f"{printable(found.root)}: --on-error skip goes with a folder of images; a file of "
+            f"{found.format} is read as a whole: mend it, or move it away"
+        )
+    if on_error == "skip" and part is not None:
+        raise OptionError("part: a part leaves nothing out; give --on-error skip to the last call")
+    if on_error == "skip":
+        journal.refuse_rejected(LocalDirectory(folder), empty=False)
+    return on_error == "skip"
 
 
 def _index_first(
@@ -278,13 +306,14 @@ def _index_first(
     wanted: Mapping[str, str],
     shards: range | None,
     overwrite: bool,
-    work: tuple[int, Progress | None, Executor | None],
+    work: tuple[int, Progress | None, Executor | None, bool],
 ) -> None:
     """Scan all files, or a part of them, and write the manifest. Raises as `index` does.
 
-    shards: of the part; None: all. work: processes, progress and executor
+    shards: of the part; None: all. work: processes, progress, executor, and whether files that
+    cannot be indexed are left out
     """
-    folder, (jobs, progress, executor) = done.out, work
+    folder, (jobs, progress, executor, skip) = done.out, work
     if done.dry_run:
         raise OptionError(
             f"{printable(folder)}: no index is here yet, so there is nothing to compare: leave "
@@ -301,7 +330,7 @@ def _index_first(
         save = functools.partial(scan_notes.save, folder, found, dataset_id)
         note = None if shards is None else save
         scan = functools.partial(scan_all, found, folder, dataset_id, jobs, progress)
-        scanned = scan(numbers, known, note, executor)
+        scanned = scan(numbers, known, note, executor, skip)
         infos = [one.info for one in scanned if one.info is not None]
         done.shards, done.records = len(infos), sum(info.records for info in infos)
         done.bytes = sum(info.size for info in infos)
@@ -309,7 +338,9 @@ def _index_first(
             names = (sidecar_name(info.number, info.index_checksum) for info in infos)
             output_dir.refuse_unseen(LocalDirectory(folder), names)
         if shards is None:
+            before = journal.own_list(LocalDirectory(folder))
             _write_manifest(done, manifest_of(found, scanned, wanted, dataset_id), overwrite)
+            _list_left_out(done, found, found, problems_of(found, scanned), before)
 
 
 def _index_again(done: Indexed, found: Found, before: manifest.Manifest, how: How) -> None:
@@ -318,6 +349,11 @@ def _index_again(done: Indexed, found: Found, before: manifest.Manifest, how: Ho
         if not done.dry_run:
             before = owned.enter_context(changing(done.out))
             owned.enter_context(_taking_back(done.out))
+        there, place = found, LocalDirectory(done.out)
+        listed = journal.own_list(place)
+        if how.skip and found.listing is not None and not how.checksum:
+            listing, done.rejected_before = journal.without_rejected(place, found.listing)
+            found = replace(found, listing=listing, problems=listing.problems)
         again = compare(found, before, locate(done.out), how)
         if how.gone is None and 2 * len(again.gone) > again.unchanged + len(again.gone) + len(
             again.changed
@@ -329,13 +365,43 @@ def _index_again(done: Indexed, found: Found, before: manifest.Manifest, how: Ho
                 "changed; --overwrite makes another dataset in its place"
             )
         after, done.left_out = before, []
-        if not (again.is_same or done.dry_run):
+        if not done.dry_run and (found.problems or not again.is_same):
             after, done.left_out = commit_again(again, done.out, how)
             done.version = "" if after is before else after.version_id
+        if not done.dry_run:
+            _list_left_out(done, there, found, again.rejected, listed)
     done.new, done.changed, done.gone = again.new, again.changed, again.gone
     done.unchanged, done.compared = again.unchanged, again.compared
     done.dropped, done.lost, done.repaired = again.dropped, again.lost, again.repaired
     _fill_in(done, after)
+
+
+def _list_left_out(
+    done: Indexed,
+    found: Found,
+    tried: Found,
+    problems: Sequence[Problem],
+    before: journal.OwnList | None,
+) -> None:
+    """Write the list of what an index of a folder of images leaves out, if it is another one.
+
+    found: all files. tried: those that were not left out before, as they are. before: what the
+    list said, which the index does not have
+    """
+    done.rejected = [(key_text(key), why) for key, why in sorted(problems)]
+    if found.listing is None or tried.listing is None:
+        return
+    there, place = found.listing, LocalDirectory(done.out)
+    again = {*tried.listing.keys, *(key for key, _ in tried.listing.problems)}
+    still = {*there.keys, *(key for key, _ in there.problems)} - again
+    old, noted = before or ([], {})
+    left = {key: why for key, why in old if key in still} | dict(problems)
+    about = zip(there.sizes.tolist(), there.mtimes.tolist(), strict=True)
+    files = {key: of for key, of in zip(there.keys, about, strict=True) if key in left}
+    if left and (sorted(left.items()), files) != (old, noted):
+        journal.write_rejected(place, sorted(left.items()), files=files)
+    elif before is not None and not left:
+        place.remove(journal.REJECTED)
 
 
 def _fill_in(done: Indexed, one: manifest.Manifest) -> None:

@@ -61,17 +61,21 @@ from ..storage import local
 from ..storage.local import LocalDirectory
 from ..storage.location import Target, locate
 from ..storage.lock import FOOTER, JOURNAL, PLAN_MAGIC, SEAL, WRITER_MAGIC
+from ..units import show_count
 from .options import PackOptions
 from .plan import Before, Plan, Rows, json_line
 from .shard_writer import open_own
-from .sources.base import Ints, Plain, Problem, Read, Source
+from .sources.base import Ints, Listing, Plain, Problem, Read, Source
 
 ReadBytes = Callable[[int, int], bytes]  # start, length
+Files = Mapping[bytes, tuple[int, int]]  # sizes and times in ns of files, by key
+OwnList = tuple[list[Problem], Files]  # of what was left out
 Reopen = Callable[[str, str, Plain, Plain], Source]  # kind of source, split, described, piece
 
 WORK = ".shardio-append"  # in a dataset: the directory where shards for it are built
 REJECTED = "rejected.jsonl"
 PLANNED = ".shardio-planned"
+_SHOWN = 10  # files that are named
 _MOST = 1 << 30  # bytes of a file that is read whole
 NOTE_SENT, NOTE_BUILT = ".shardio-sent-{}.json", ".shardio-built-{}.json"  # see built.py
 SCAN_NOTE = ".shardio-scan-{}.json"
@@ -538,12 +542,12 @@ def write_rejected(
     place: Target,
     problems: Sequence[Problem],
     part: str | None = None,
-    files: Mapping[bytes, tuple[int, int]] | None = None,
+    files: Files | None = None,
 ) -> None:
     """Write the list of what a dataset leaves out, for its user.
 
-    part: a shard, by its name, or the scan: what this one left out, until the commit. files: sizes
-    and times in ns by key, of those that are not to be tried again while they stay so
+    part: a shard, by its name, or the scan: what this one left out, until the commit. files: those
+    that are not to be tried again while they stay so
     """
     name = REJECTED if part is None else part_list(part)
     place.write(name, _dump_rejected(problems, files or {}))
@@ -580,16 +584,38 @@ def own_rejected(place: Target) -> list[Problem] | None:
     Packing's own are known by each byte, and by keys that the dataset there does not have: a user's
     list of records to leave out, in the same words, is of keys that it has.
     """
-    found = _own_list(place)
+    found = own_list(place)
     return None if found is None else found[0]
 
 
-def rejected_files(place: Target) -> dict[bytes, tuple[int, int]]:
-    """Return the sizes and times in ns of the files that a list of packing's own has, by key."""
-    return (_own_list(place) or ([], {}))[1]
+def without_rejected(place: Target, listing: Listing) -> tuple[Listing, int]:
+    """Return a listing without what was left out before, and is as it was; and how much that is."""
+    listed, files = own_list(place) or ([], {})
+    known = dict(listed)
+    about = zip(listing.sizes.tolist(), listing.mtimes.tolist(), strict=True)
+    pairs = enumerate(zip(listing.keys, about, strict=True))
+    left = [at for at, (key, of) in pairs if not of[1] or files.get(key) != of]
+    problems = [(key, why) for key, why in listing.problems if known.get(key) != why]
+    count = len(listing.keys) - len(left) + len(listing.problems) - len(problems)
+    return replace(listing.take(np.array(left, np.int64)), problems=problems), count
 
 
-def _own_list(place: Target) -> tuple[list[Problem], dict[bytes, tuple[int, int]]] | None:
+def left_out_lines(rejected: Sequence[tuple[str, str]], before: int) -> list[str]:
+    """Say which files were left out, and how many were so before."""
+    lines = []
+    if rejected:
+        left = show_count(len(rejected), "file")
+        lines.append(f"{left} left out; {REJECTED} lists those that no record is of:")
+        lines += [f"  {printable(key)}: {why}" for key, why in rejected[:_SHOWN]]
+        lines += [f"  ... and {len(rejected) - _SHOWN:,} more"] * (len(rejected) > _SHOWN)
+    if before:
+        files = show_count(before, "file")
+        lines.append(f"{files} left out before, and not changed; in {REJECTED}")
+    return lines
+
+
+def own_list(place: Target) -> OwnList | None:
+    """Return what `own_rejected` does, and of the files in it what is known."""
     if isinstance(place, LocalDirectory):
         path = place.path(REJECTED)
         if not os.path.isfile(path) or os.path.islink(path):
@@ -626,7 +652,7 @@ def part_list(part: str) -> str:
     return f".shardio-rejected-{part.partition('.')[0]}.jsonl"
 
 
-def _dump_rejected(problems: Sequence[Problem], files: Mapping[bytes, tuple[int, int]]) -> bytes:
+def _dump_rejected(problems: Sequence[Problem], files: Files) -> bytes:
     lines = []
     for key, why in problems:
         more = dict(zip(("size", "time"), files.get(key, ()), strict=False))
@@ -642,7 +668,7 @@ def load_rejected(place: Target, name: str) -> list[Problem] | None:
         return None
 
 
-def _parse_rejected(data: bytes, where: str) -> tuple[list[Problem], dict[bytes, tuple[int, int]]]:
+def _parse_rejected(data: bytes, where: str) -> OwnList:
     try:
         entries = [*map(json.loads, data.splitlines())]
         files = {

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,8 +52,8 @@ from . import output_dir
 from .options import PackOptions
 from .plan import make_plan
 from .process_pool import Executor, Progress, Report, run
-from .scan import FieldValues, Found, Scanned, manifest_of, scan_all
-from .sources.base import Listing, renumber
+from .scan import FieldValues, Found, Scanned, manifest_of, problems_of, scan_all
+from .sources.base import Listing, Problem, renumber
 from .values_file import values_of, write_values
 from .versions import commit, with_excluded
 
@@ -72,6 +73,7 @@ class How:
     jobs: int
     executor: Executor | None
     progress: Progress | None
+    skip: bool = False  # files that are no images are left out
 
 
 @dataclass
@@ -88,6 +90,7 @@ class Again:
     dropped: int = 0  # records of what was scanned that stay dropped
     lost: int = 0  # annotated records that are not there any more
     repaired: int = 0  # shards that are as they were, whose index was not
+    rejected: Sequence[Problem] = ()  # images that were left out
 
     @property
     def is_same(self) -> bool:
@@ -303,7 +306,10 @@ def commit_again(again: Again, folder: str, how: How) -> tuple[Manifest, list[st
         every,
         known,
         executor=how.executor,
+        skip=how.skip,
     )
+    _leave_out(again, folder, scanned)
+    found = again.found
     if how.executor is not None:
         infos = [one.info for one in scanned if one.info is not None]
         names = (sidecar_name(info.number, info.index_checksum) for info in infos)
@@ -330,6 +336,27 @@ def commit_again(again: Again, folder: str, how: How) -> tuple[Manifest, list[st
     after = replace(after, sources=side)
     changes = _changes(again, after)
     return commit(folder, before, after, "index", changes, files | {side.name: data}), left_out
+
+
+def _leave_out(again: Again, folder: str, scanned: list[Scanned]) -> None:
+    """Note which images were left out, and remove the last runs, if nothing of them is left."""
+    found = again.found
+    again.rejected = problems_of(found, scanned)
+    bad = {key_text(key) for key, _ in again.rejected}
+    if not bad or found.listing is None:
+        return
+    again.gone += [one for one in again.changed if one in bad]
+    again.new, again.changed = (
+        [o for o in some if o not in bad] for some in (again.new, again.changed)
+    )
+    left = [at for at, key in enumerate(found.listing.keys) if key_text(key) not in bad]
+    again.found = replace(found, listing=found.listing.take(np.array(left, np.int64)))
+    while scanned and (info := scanned[-1].info) is not None and not info.records:
+        if info.name in (again.before.names or ()):
+            break
+        for each in (found.names, found.sizes, found.marks, found.extras, scanned):
+            each.pop()
+        local.remove(os.path.join(folder, sidecar_name(info.number, info.index_checksum)))
 
 
 def _theirs(before: Manifest, fields: Mapping[str, str]) -> dict[str, str]:

@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from ..errors import OptionError, SourceError, printable
 from ..formats import FOREIGN, manifest
 from ..formats.base import ShardInfo
 from ..formats.foreign.base import Values, dump, key_of, only, sidecar_name
-from ..formats.foreign.imagefolder import NoImageError
+from ..formats.foreign.imagefolder import ImageRun, NoImageError, described_keys
 from ..formats.index import checksum, key_hash
 from ..formats.sample import MAX_FIELDS, MAX_KEY, Schema
 from ..images.filetype import image_type
@@ -78,6 +80,7 @@ class Scanned:
     row_group: tuple[int, int] = (0, 0)  # rows and bytes of the largest
     index: bytes = b""  # if it was not written
     problems: Sequence[Problem] = ()
+    extra: bytes = b""  # that it is opened with, where files of it were left out
 
 
 def dataset_id_of(found: Found, fields: Mapping[str, str]) -> bytes:
@@ -101,29 +104,46 @@ def scan_all(
     known: Mapping[int, Scanned] | None = None,
     note: Callable[[Scanned], None] | None = None,
     executor: Executor | None = None,
+    skip: bool = False,
 ) -> list[Scanned]:
     """Scan every shard, or those of a part; its index is written into a folder, or kept.
 
-    known: what needs no scan. note: called with each of the others as it is found.
+    known: what needs no scan. note: called with each of the others as it is found. skip: files of a
+    folder of images that cannot be indexed are left out, of what was found, too
 
     Raises SourceError, which lists all files that cannot be indexed.
     """
-    scan = functools.partial(scan_shard, replace(found, listing=None), folder, dataset_id)
+    plain = replace(found, listing=None)
+    scan = functools.partial(scan_shard, plain, folder, dataset_id, skip=skip)
     numbers, known = range(len(found.names)) if shards is None else shards, known or {}
     left = [number for number in numbers if number not in known]
     report = Report(progress, sum(found.sizes[number] for number in left))
     found_now = run(scan, left, jobs=jobs, report=report, seen=note, executor=executor)
     fresh = dict(zip(left, found_now, strict=True))
     scanned = [known.get(number) or fresh[number] for number in numbers]
-    problems = [*found.problems, *(one for shard in scanned for one in shard.problems)]
-    if problems:
+    problems = problems_of(found, scanned)
+    if problems and not (skip and any(one.info and one.info.records for one in scanned)):
+        way = "" if skip or found.listing is None else ", leave them out by --on-error skip"
         raise SourceError(
             f"{printable(found.root)}: {show_count(len(problems), 'file')} cannot be indexed, so "
-            "nothing was. Move them away, or mend them (texts and the like beside images: "
+            f"nothing was. Move them away{way}, or mend them (texts and the like beside images: "
             "`shardio pack --from files`):\n"
             f"{listed(sorted(problems))}"
         )
+    if problems and found.listing is not None:
+        times = dict(zip(found.listing.keys, found.listing.mtimes.tolist(), strict=True))
+        for one in scanned:
+            if one.extra and one.info is not None:
+                number = one.info.number
+                found.extras[number], found.sizes[number] = one.extra, one.info.size
+                kept = np.array([times[key] for key in described_keys(one.extra)], np.int64)
+                found.marks[number] = hashlib.sha256(kept.tobytes()).hexdigest()
     return scanned
+
+
+def problems_of(found: Found, scanned: Sequence[Scanned]) -> list[Problem]:
+    """Return which files cannot be indexed."""
+    return [*found.problems, *(one for shard in scanned for one in shard.problems)]
 
 
 def manifest_of(
@@ -191,11 +211,16 @@ def _class_names(
 
 
 def scan_shard(
-    found: Found, folder: str | None, dataset_id: bytes, number: int, add: Callable[[int], None]
+    found: Found,
+    folder: str | None,
+    dataset_id: bytes,
+    number: int,
+    add: Callable[[int], None],
+    skip: bool = False,
 ) -> Scanned:
     """Index one shard, and learn what its file says of itself: few formats say more.
 
-    folder: where the index is written; None: nowhere.
+    folder: where the index is written; None: nowhere. skip: as of `scan_all`
     """
     name = found.names[number]
     extra = found.extras[number] if found.extras else b""
@@ -235,7 +260,14 @@ def scan_shard(
         try:
             described = file.extra()
         except NoImageError as error:
-            return Scanned(problems=error.problems)
+            if not skip:
+                return Scanned(problems=error.problems)
+            extras = [*found.extras]
+            extras[number] = ImageRun(found.place, name, extra).without(dict(error.problems))
+            less = replace(found, extras=extras)
+            again = scan_shard(less, folder, dataset_id, number, lambda count: None, skip=True)
+            problems = [*error.problems, *again.problems]
+            return replace(again, problems=problems, extra=again.extra or extras[number])
         body = dump(number, dataset_id, places, checksums, hashes, columns, described)
         sealed = int.from_bytes(body[-8:], "little")
         if folder is not None:

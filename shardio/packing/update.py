@@ -35,7 +35,6 @@ from .grow import (
     grow,
     grown_lines,
     leave_out_rejected,
-    left_out_line,
     note_new,
 )
 from .options import ADVICE, PackOptions, PathLike, SourceOptions
@@ -91,7 +90,7 @@ class Updated:
             lines.append(f"{self.assumed:,} were taken as unchanged, unseen")
         if self.shards:
             lines.append(f"{show_count(self.shards, 'new shard')}, {show_size(self.bytes)}")
-        lines += grown_lines(self.classes, self.rejected) + left_out_line(self.rejected_before)
+        lines += grown_lines(self.classes, self.rejected, self.rejected_before)
         if self.dry_run:
             lines.append("nothing was changed, since this is a dry run")
         lines += version_lines(self.versions)

@@ -58,7 +58,7 @@ from ..formats.version import (
 from ..names import KEY, key_text
 from ..storage.base import Location, path_in
 from ..storage.local import LocalDirectory
-from ..storage.location import locate
+from ..storage.location import Target, locate
 from ..storage.options import Storage
 from ..units import check_bool, show_count
 from .journal import shard_number
@@ -515,7 +515,7 @@ def restore(path: str | os.PathLike[str], version: str, *, storage: Storage | No
     return done
 
 
-def _restorable(index: Location, data: Location | None, newest: Manifest, version: str) -> Manifest:
+def _restorable(index: Target, data: Location | None, newest: Manifest, version: str) -> Manifest:
     """Return an older version, all files of which are there. Raises OptionError, DamageError."""
     old = find_version(index, version)
     if others := changed_since(old, newest):

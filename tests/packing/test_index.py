@@ -188,6 +188,55 @@ def test_all_that_keeps_a_folder_of_images_from_being_indexed_is_listed_at_once(
     assert sorted(os.listdir(tmp_path)) == ["a"]
 
 
+def test_files_that_are_no_images_are_left_out_and_listed(tmp_path: Path) -> None:
+    tree = {f"{c}/{i}.jpg": jpeg(i) for c in "ab" for i in range(6)}
+    tree |= {"a/bad.jpg": b"text", "b/empty.jpg": b"", "b/odd.jpg": b"<html>"}
+    folder = plant(tmp_path / "photos", tree)
+    facts = shardio_json("index", folder, "--on-error", "skip", "--jobs", "1", code=4)
+    assert [one["key"] for one in facts["rejected"]] == ["a/bad.jpg", "b/empty.jpg", "b/odd.jpg"]
+    lines = [json.loads(line) for line in (folder / "rejected.jsonl").read_text().splitlines()]
+    assert [sorted(one) for one in lines] == [
+        ["key", "reason", "size", "time"],
+        ["key", "reason"],  # which is empty: nobody has to look again
+        ["key", "reason", "size", "time"],
+    ]
+    assert lines[0]["size"] == 4
+    pack(folder, tmp_path / "packed", jobs=1, on_error="skip")
+    there, packed = (library.open(one, decode=None) for one in (folder, tmp_path / "packed"))
+    assert there.keys() == packed.keys() and len(there) == 12
+    assert [one["label"] for one in there] == [one["label"] for one in packed]
+    assert library.verify(folder).damages == []
+    with pytest.raises(SourceError, match=r"(?s)3 files cannot be.*--on-error skip.*b/odd.jpg"):
+        index(folder, jobs=1, overwrite=True)
+    for name in ("a/bad.jpg", "b/empty.jpg", "b/odd.jpg"):
+        (folder / name).unlink()
+    index(folder, jobs=1, overwrite=True)
+    assert not (folder / "rejected.jsonl").exists()
+
+
+def test_what_no_index_leaves_out_is_refused(tmp_path: Path, tars: Path) -> None:
+    with pytest.raises(OptionError, match="goes with a folder of images; a file of webdataset"):
+        index(tars, on_error="skip")
+    with pytest.raises(OptionError, match="expected 'raise' or 'skip'"):
+        index(tars, on_error="ignore")
+    folder = plant(tmp_path / "photos", {"a/bad.jpg": b"text"})
+    with pytest.raises(OptionError, match="a part leaves nothing out"):
+        index(folder, on_error="skip", part="1/2")
+    with pytest.raises(SourceError, match=r"1 file cannot be indexed, so nothing was. Move"):
+        index(folder, on_error="skip", jobs=1)
+    assert sorted(os.listdir(folder)) == ["a"]
+    plant(folder, {"a/1.jpg": jpeg(1)})
+    index(folder, jobs=1, out=tmp_path / "idx", on_error="skip")
+    assert sorted(one.name for one in (tmp_path / "idx").glob("[!0]*")) == [
+        "manifest.json",
+        "rejected.jsonl",
+    ]
+    (tmp_path / "idx" / "rejected.jsonl").write_text("mine")
+    with pytest.raises(ExistsError, match="no packing wrote it"):
+        index(folder, jobs=1, out=tmp_path / "idx", on_error="skip")
+    assert (tmp_path / "idx" / "rejected.jsonl").read_text() == "mine"
+
+
 def test_what_cannot_be_indexed_is_told(tmp_path: Path, tars: Path) -> None:
     with pytest.raises(SourceError, match="expected a directory"):
         index(tmp_path / "nowhere")

@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import json
 import os
 import shutil
 import tarfile
@@ -308,6 +309,63 @@ def test_a_folder_of_images_keeps_its_order_and_gets_new_ones_behind(photos: Pat
     shutil.rmtree(photos / "zebra")
     assert again(photos).gone == ["zebra/1.jpg"] and own(photos).options["absent"] == [3]
     assert "images" in str(done)
+
+
+def test_what_is_no_image_stays_left_out_until_it_changes(photos: Path) -> None:
+    before, skip = [*rows(photos)], {"jobs": 1, "on_error": "skip"}
+    plant(photos, {"class0/bad.jpg": b"text", "class1/empty.jpg": b""})
+    with pytest.raises(SourceError, match="2 files cannot be indexed"):
+        index(photos, jobs=1)
+    done = index(photos, **skip)
+    assert [key for key, _ in done.rejected] == ["class0/bad.jpg", "class1/empty.jpg"]
+    assert (done.version, done.new, done.unchanged, done.records) == ("", [], 24, 24)
+    files = content(photos)
+    done = index(photos, **skip)
+    assert (done.rejected, done.rejected_before, done.new) == ([], 2, [])
+    assert "2 files left out before, and not changed" in str(done)
+    assert content(photos) == files  # no index of nothing is left
+    assert len(index(photos, checksum=True, **skip).rejected) == 2
+    plant(photos, {"class0/new.jpg": noise("new", 400)})
+    done = index(photos, **skip)
+    assert (done.new, done.rejected_before, done.records) == (["class0/new.jpg"], 2, 25)
+    plant(photos, {"class2/last.jpg": noise("last", 400), "class0/new.jpg": b"text now"})
+    (photos / before[2]).write_bytes(b"no image any more")
+    done = index(photos, **skip)
+    assert (done.new, done.changed) == (["class2/last.jpg"], [])
+    assert sorted(done.gone) == sorted([before[2], "class0/new.jpg"])
+    assert [key for key, _ in done.rejected] == sorted(done.gone)
+    expected = [*before[:2], *before[3:], "class2/last.jpg"]
+    assert [*rows(photos)] == expected  # a run between has no image now
+    data = api.ShardDataset(photos, decode=None, batch_size=2, fields=("__key__",))
+    assert sorted(key for (keys,) in data for key in keys) == sorted(expected)
+    assert api.verify(photos).damages == []
+    assert log(photos).versions[0].changes == {"added": 1, "removed": 2}
+    plant(photos, {"class0/bad.jpg": noise("good", 300), before[2]: noise("again", 300)})
+    (photos / "class1/empty.jpg").unlink()
+    done = index(photos, **skip)
+    assert sorted(done.new) == sorted(["class0/bad.jpg", before[2]]) and done.rejected_before == 1
+    lines = (photos / "rejected.jsonl").read_text().splitlines()
+    assert [json.loads(line)["key"] for line in lines] == ["class0/new.jpg"]
+    (photos / "class0/new.jpg").unlink()
+    index(photos, jobs=1)
+    assert not (photos / "rejected.jsonl").exists()
+
+
+def test_an_empty_file_alone_is_told(photos: Path) -> None:
+    plant(photos, {"class0/empty.jpg": b""})
+    with pytest.raises(SourceError, match="class0/empty.jpg: is empty"):
+        index(photos, jobs=1)
+    done = index(photos, jobs=1, on_error="skip")
+    assert (done.rejected, done.version) == ([("class0/empty.jpg", "is empty")], "")
+
+
+def test_a_list_beside_an_index_that_is_elsewhere(tmp_path: Path) -> None:
+    folder, idx = plant(tmp_path / "photos", images(1, 3)), tmp_path / "idx"
+    plant(folder, {"class0/bad.jpg": b"text"})
+    for rejected, before in ((1, 0), (0, 1)):
+        done = index(folder, out=idx, jobs=1, on_error="skip")
+        assert (len(done.rejected), done.rejected_before) == (rejected, before)
+    assert (idx / "rejected.jsonl").exists() and not (folder / "rejected.jsonl").exists()
 
 
 def test_a_file_that_is_called_as_our_tags_is_packed(tmp_path: Path) -> None:

@@ -7,4 +7,6 @@ from trust.power import Power
 from trust.reading import Reading
 from trust.section import Section
 
-SECTIONS: dict[str, type[Section]] = {one.name: one for one in (Damage, Bits, Crash, Power, Reading)}
+SECTIONS: dict[str, type[Section]] = {
+    one.name: one for one in (Damage, Bits, Crash, Power, Reading)
+}

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -203,6 +203,12 @@ class ImageRun(ForeignFile):
             error.problems = self.problems
             raise error
         return self._extra
+
+    def without(self, keys: Collection[bytes]) -> bytes:
+        """Return the description of the run without some of its files."""
+        left = np.array([i for i in range(len(self._ends)) if self.key(i) not in keys], np.int64)
+        labels = None if self.labels is None else self.labels[left].tolist()
+        return describe([*map(self.key, left.tolist())], np.diff(self.starts)[left], labels)
 
     def values(self, data: bytes, record: int) -> Values:
         """Return the values of a record. Raises ValueError."""

@@ -62,7 +62,8 @@ _OWN = re.compile(
     rb"manifest(-[0-9a-f]{16})?\.json|\d{5,}-[0-9a-f]{8}\.index|"
     rb"(excluded|sources)-[0-9a-f]{8}\.bin|overlay-\d{5,}-[0-9a-f]{8}\.shard"
 )
-_TAGS, _MANIFEST = b"tags.json", b"manifest.json"  # the first is ours beside the other alone
+_MANIFEST = b"manifest.json"
+_BESIDE_IT = frozenset((b"tags.json", b"rejected.jsonl"))  # ours beside a manifest alone
 _ENDS = (b"json", b"ndex", b".bin", b"hard")
 _SHOWN = 20  # names that are noted
 _LOOKED = 3  # folders that are looked into to tell what a folder is
@@ -425,7 +426,7 @@ class Walk:
             if is_of_system(name):
                 self.of_systems.append(name)
             return
-        if not prefix and (is_own(name) or (name == _TAGS and _is_indexed(entry))):
+        if not prefix and (is_own(name) or (name in _BESIDE_IT and _is_indexed(entry))):
             return
         try:
             status = entry.stat()  # of what a link leads to
@@ -512,7 +513,7 @@ def _special(mode: int) -> str:
 
 def check_loose(files: list[bytes], folder: SourceFolder, advice: str = "") -> None:
     """Raise SourceError, with advice, for files beside class folders, but for hidden ones."""
-    own = {_TAGS} if _MANIFEST in files else set[bytes]()
+    own = _BESIDE_IT if _MANIFEST in files else frozenset[bytes]()
     loose = sorted(
         name for name in files if not (folder.ignores(name) or is_own(name) or name in own)
     )
