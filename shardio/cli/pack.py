@@ -118,14 +118,14 @@ def _show(
 def _append(output: Output, **call: Any) -> int:
     from ..packing.append import append
 
-    words = [call["source"], call["out"]]
-    advice = f"next: shardio commit {_quoted(call['out'])}, when all parts are built"
+    stored, given = "", call["to"].options if "to" in call else call["storage"].options
+    if "work_dir" in call:  # they append to a store
+        stored = f" --work-dir {_quoted(call['work_dir'])}{' --store-option ...' if given else ''}"
+    commit = f"shardio commit {_quoted(call['out'])}{stored}"
+    advice = f"next: {commit}, when all parts are built"
     if call.get("plan"):
-        line = " ".join(map(_quoted, words))
-        advice = (
-            f"next: shardio append {line} --part I/N for I from 1 to N, then shardio commit "
-            f"{_quoted(call['out'])}"
-        )
+        line = " ".join(map(_quoted, [call["source"], call["out"]])) + stored
+        advice = f"next: shardio append {line} --part I/N for I from 1 to N, then {commit}"
     elif "part" not in call:
         advice = ""
     return _grow(output, append, call, "appending", "" if call.get("dry_run") else advice)
@@ -297,7 +297,7 @@ COMMIT = Command(
     "commit what the parts of a packing built",
     _commit,
     "packing.commit:commit packing.pack:pack",
-    option("out", "OUT", "the directory that the parts packed into"),
+    option("out", "OUT", "the directory that the parts packed into; of an append, its URL too"),
     option("--parts", "N", "how many parts there are: what is missing is told by part, too"),
     option(
         "--wait",
@@ -311,6 +311,8 @@ COMMIT = Command(
         text="read no shard whole that has not changed since its part wrote it; then let `shardio "
         "verify` read them, by parts also",
     ),
+    *STORE,
+    option("--work-dir", "DIR", "of an append to a URL: the directory that the parts were given"),
     JOBS,
     OVERWRITE,
     examples=("shardio commit packed", "shardio commit packed --wait --parts 8"),

@@ -312,7 +312,8 @@ class RecordShard:
     def blob_bytes(self) -> int:
         """Count the bytes of all blobs, by one small read a record."""
         frames = (self._file.read(int(at), 16) for at in self._offsets[:-1])
-        return int(self.sizes.sum()) - sum(FRAME.unpack(frame)[2] + 16 for frame in frames)
+        heads = sum(FRAME.unpack(frame)[2] + 16 for frame in frames)
+        return int(self.sizes.sum()) - int(heads)
 
     def offset(self, record: int) -> int:
         """Return the byte at which a record begins."""

@@ -35,7 +35,7 @@ from .job import Job
 from .options import ADVICE, PathLike, SourceOptions
 from .packed import Packed
 from .parts import Announce, PartOptions
-from .place import find_place
+from .place import Place
 from .process_pool import Executor, Progress
 from .versions import version_lines
 
@@ -137,7 +137,7 @@ def append(
     to            a shardio.Storage: how the store of OUT is reached; default: as the source, if
                   that has the same scheme, or is no URL
     work_dir      if OUT is a URL: the directory where shards are built before they are uploaded;
-                  default: one in ~/.cache/shardio. Give the same one to resume
+                  default: one in ~/.cache/shardio. Give the same one to resume, and to all parts
     progress      called now and then with bytes done and bytes in all
     announce      called with lines to show before the work begins
 
@@ -279,19 +279,25 @@ def _replaced_line(count: int) -> str:
     return f"{count:,} of these replace a record with the same key"
 
 
-def commit_appended(out: str, built: Mapping[str, Job]) -> list[Packed]:
-    """Commit what parts built for a dataset, or for its splits, by their names.
+def appended_to(top: Place, built: Mapping[str, Job]) -> list[Split]:
+    """Return a dataset, or its splits, with what parts built for it, by the names of splits."""
+    work = []
+    classes = next((job.plan.classes for job in built.values()), None)
+    for name, place in top.datasets().items():
+        base, job = manifest.load(place.location), built.get(name)
+        where = "" if job is None else job.directory
+        work.append(Split(name, place, where, base, None, classes or base.classes, job=job))
+    return work
+
+
+def commit_appended(top: Place, work: list[Split]) -> list[Packed]:
+    """Commit what parts built for a dataset, or for its splits.
 
     Raises BusyError, where something else was appended meanwhile, and as `commit` does.
     """
-    classes, top = next(iter(built.values())).plan.classes, find_place(out)
-    work = []
-    for name, place in top.datasets().items():
-        base, job = manifest.load(place.location), built.get(name)
-        own = place, place.builds_in(None)
-        work.append(Split(name, *own, base, None, classes or base.classes, job=job))
-        if job is not None and not job.result.already:
-            work[-1].replace_alike(job.plan)
+    for one in work:
+        if one.job is not None and not one.job.result.already:
+            one.replace_alike(one.job.plan)
     done = commit_grown(top, work, "append", _changes, _noted)
     results = []
     for one in work:

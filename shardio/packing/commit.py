@@ -1,7 +1,7 @@
 """The commit of what the parts of a job array built: of a packing, or of what is appended.
 
-Parts build shards in OUT, or, to be appended, in a directory within the dataset (grow.py). Both are
-looked for here, and checked, in the same way.
+Parts build shards in OUT, or, to be appended, in a directory within the dataset (grow.py), or of
+this machine, from which they are uploaded. All are looked for here, and checked, in the same way.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from dataclasses import replace
+from typing import NamedTuple
 
-from ..errors import BusyError, NotPackedError, printable
+from ..errors import BusyError, NotPackedError, OptionError, printable
 from ..formats import manifest
 from ..storage import lock
 from ..storage.local import LocalDirectory
-from ..storage.location import local_path, locate
+from ..storage.location import local_path
+from ..storage.options import Storage
 from ..units import check_bool, check_int
 from . import journal, output_dir
-from .append import commit_appended
+from .append import appended_to, commit_appended
 from .job import Job, Run
 from .journal import WORK
 from .missing import Waiting, not_begun
@@ -25,6 +28,7 @@ from .options import PathLike, PlanOptions
 from .pack import commit_jobs, resumable
 from .packed import Packed
 from .parts import Announce
+from .place import Place, find_place
 from .plan import Plan
 from .process_pool import Progress, Report, processes
 from .sources.archives.inflate import remove_unpacked
@@ -38,6 +42,8 @@ def commit(
     wait_s: float | None = None,
     quick: bool = False,
     overwrite: bool = False,
+    storage: Storage | None = None,
+    work_dir: PathLike | None = None,
     progress: Progress | None = None,
     announce: Announce | None = None,
 ) -> list[Packed]:
@@ -49,6 +55,8 @@ def commit(
     wait_s    wait at most so many seconds until all parts have built their shards
     quick     of shards that have not changed since their parts wrote and noted them, check only
               headers, indices and sizes. `verify` reads them completely, also by parts
+    storage   a shardio.Storage: how the store of OUT is reached
+    work_dir  if OUT is a URL: the directory that was given to the parts
     announce  called with lines that say, while it waits, which shards are missing
 
     Raises NotPackedError when shards are missing (naming them), and as `pack` does.
@@ -56,20 +64,46 @@ def commit(
     check_bool(overwrite=overwrite, quick=quick)
     parts = None if parts is None else check_int("parts", parts)
     run = Run(processes(jobs), overwrite, PlanOptions(), parts=parts, quick=quick)
-    out = local_path(out)
-    within = _within(out)
+    begun = _begun(find_place(out, storage), work_dir)
     if wait_s is None:
-        return _commit_parts(out, run, progress, within)
-    began, waiting = time.monotonic(), Waiting(out, parts, overwrite, within)
+        return _commit_parts(begun, run, progress)
+    began, waiting = time.monotonic(), Waiting(begun.folder, parts, overwrite, begun.within)
     while True:
         left_s = max(0.0, began + wait_s - time.monotonic())
         waiting.wait(left_s, announce or (lambda line: None))
         try:
-            return _commit_parts(out, run, progress, within)
+            return _commit_parts(begun, run, progress)
         except BusyError:  # a part that has built its last shard is about to end
             if left_s <= 0:
                 raise
             time.sleep(0.1)
+
+
+class _Begun(NamedTuple):
+    """Where parts have begun to build, and for which place."""
+
+    top: Place
+    folder: str  # OUT, or the working directory that they share
+    within: str  # the folder in each dataset where what is appended is built; or ""
+
+    @property
+    def appends(self) -> bool:
+        """Return whether it is added to a dataset that is there."""
+        return self.within != "" or self.top.location.remote
+
+
+def _begun(top: Place, work_dir: PathLike | None) -> _Begun:
+    """Find out where parts have begun to build. Raises OptionError."""
+    given = None if work_dir is None else local_path(work_dir)
+    top.builds_in(given)  # refuses one that is not needed
+    if not top.location.remote:
+        return _Begun(top, top.url, _within(top.url))
+    if given is None:
+        raise OptionError(
+            f"{printable(top.url, 4096)}: give the directory that was given to the parts of the "
+            "append: --work-dir DIR"
+        )
+    return _Begun(top, given, "")
 
 
 def _within(out: str) -> str:
@@ -89,44 +123,53 @@ def _is_begun(folder: str) -> bool:
     return False
 
 
-def _refuse_compacting(folder: str, planned: Plan) -> None:
-    """Raise NotPackedError where what has begun is a compaction: it has no parts."""
-    if planned.dataset_id != manifest.load(locate(folder)).dataset_id:
+def _refuse_others(place: Place, folder: str, planned: Plan) -> None:
+    """Raise NotPackedError where what has begun is added to no dataset, as a compaction."""
+    if planned.dataset_id != manifest.load(place.location).dataset_id:
         raise NotPackedError(
-            f"{printable(folder)}: nothing to commit here: a `shardio compact` was interrupted. "
-            "Run it again"
+            f"{printable(place.url, 4096)}: nothing to commit here: what was interrupted in "
+            f"{printable(folder, 4096)} is no append: a `shardio compact`, perhaps. Run it again"
         )
 
 
-def _commit_parts(out: str, run: Run, progress: Progress | None, within: str) -> list[Packed]:
+def _commit_parts(begun: _Begun, run: Run, progress: Progress | None) -> list[Packed]:
     """Check what parts built in a directory, and commit it."""
+    top, out, within = begun
     splits = output_dir.begun_splits(out, within)
-    if within and splits:  # what came while parts were begun is known to some of them only
-        there = manifest.datasets(out)
-        begun = [name for name, at in there.items() if os.path.lexists(os.path.join(at, WORK))]
-        splits = [*dict.fromkeys([*splits, *begun])]
+    there = top.datasets() if begun.appends else {}
+    if begun.appends and splits:  # what came while parts were begun is known to some of them only
+        folders = {name: output_dir.building_folder(out, name, within) for name in there}
+        splits = [*dict.fromkeys([*splits, *(n for n, at in folders.items() if os.path.isdir(at))])]
     work = {}
-    with resumable(), contextlib.ExitStack() as owners:
+    with resumable(top.location.remote), contextlib.ExitStack() as owners:
         for name in splits or [""]:
             folder = output_dir.building_folder(out, name, within)
+            place = top.below(name) if name else top
             try:
                 owner = owners.enter_context(output_dir.own_unfinished(folder))
             except FileNotFoundError:
-                # It explains what is here, if it is nothing.
-                manifest.load(locate(manifest.split_folder(out, name)))
+                manifest.load(place.location)  # it explains what is here, if it is nothing
                 continue
             planned = journal.parse(owner.journal(), folder, owner.read)
-            if within:
-                _refuse_compacting(manifest.split_folder(out, name), planned)
-            work[name] = Job(planned, LocalDirectory(folder), folder, run, owner=owner)
+            if begun.appends:
+                _refuse_others(place, folder, planned)
+            target = place.location if top.location.remote else LocalDirectory(folder)
+            # That a dataset is there is no reason to leave, where shards go into a store.
+            own = replace(run, overwrite=run.overwrite or top.location.remote)
+            work[name] = Job(planned, target, folder, own, owner=owner)
         jobs = [*work.values()]
-        if not jobs and (not splits or output_dir.has_splits(LocalDirectory(out), splits)):
-            raise NotPackedError(f"{printable(out)}: already packed; there is nothing to commit")
+        if not jobs and (not splits or output_dir.has_splits(top.location, splits)):
+            raise NotPackedError(
+                f"{printable(top.url)}: already packed; there is nothing to commit"
+            )
+        grown = appended_to(top, work) if begun.appends else []
+        has = {one.name: one.has(one.job.plan) for one in grown if one.job is not None}
         report = Report(progress, sum(job.result.source_bytes for job in jobs))
-        unbuilt = [why for job in jobs if (why := job.check_parts(report)) is not None]
+        found = [job.check_parts(report, has.get(name)) for name, job in work.items()]
+        unbuilt = [why for why in found if why is not None]
         missing = list[str]()
         # Where one split is committed, a commit was killed, and those that are gone were, too.
-        if jobs and not (within and any(job.result.already for job in jobs)):
+        if jobs and not (begun.appends and any(job.result.already for job in jobs)):
             missing += not_begun(out, splits or [""], run.overwrite, within).values()
         missing += unbuilt
         if missing:
@@ -136,9 +179,11 @@ def _commit_parts(out: str, run: Run, progress: Progress | None, within: str) ->
                 "again" + ("; with `--parts N` it says which" if run.parts is None else "")
             )
         results = [job.result for job in jobs]
-        if within:
-            results = commit_appended(out, work)
+        if begun.appends:
+            results = commit_appended(top, grown)
         else:
-            commit_jobs(LocalDirectory(out), jobs, splits)
+            commit_jobs(top.location, jobs, splits)
         remove_unpacked(out)
+        if top.location.remote:
+            output_dir.remove_working_directory(out, [""])
     return results

@@ -95,12 +95,13 @@ def refuse_others(
         lines += changed({"splits": not request.splits}, {"splits": request.splits})
     if classes is not None and classes != planned.classes:
         lines.append("classes: others, or in another order")
+    planner = journal.planner(out, planned)
     if lines:
         raise OptionError(
-            f"{printable(out)}: another plan was made here by `{journal.planner(out)}`:\n"
+            f"{printable(out)}: another plan was made here by `{planner}`:\n"
             + "".join(f"  option {line}\n" for line in lines)
             + "What is not given is as it was planned: leave these options out; or plan anew, with "
-            f"`{journal.planner(out)} --restart`"
+            f"`{planner} --restart`"
         )
     if planned.ahead["root"] != (request.root is not None):
         raise OptionError(

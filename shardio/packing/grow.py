@@ -30,6 +30,7 @@ from ..errors import (
 )
 from ..formats import manifest
 from ..formats.erased import after_erasing
+from ..formats.index import key_hash
 from ..formats.manifest import Manifest
 from ..formats.version import NONE, Numbers, SourceNotes, load_excluded
 from ..images.decode import ppm_header
@@ -38,7 +39,7 @@ from ..order.subset import describe_conditions
 from ..storage import lock
 from ..storage.location import local_path, locate_target
 from ..storage.options import Storage
-from ..units import check_group
+from ..units import check_group, show_count
 from . import journal, output_dir, reencode, sources
 from .built import Built
 from .earlier_plan import earlier_plans, refuse_others
@@ -100,6 +101,25 @@ class Split:
     def takes(self, plan: Plan) -> bool:
         """Return whether the shards of a plan go behind those that there are."""
         return (plan.dataset_id, plan.first) == (self.base.dataset_id, self.base.shards)
+
+    def has(self, plan: Plan) -> bool:
+        """Return whether its dataset has the shards of a plan, by the hashes of their keys.
+
+        An earlier call committed them, then, and was killed before it had cleaned up.
+        """
+        reader = Reader(self.place.location, self.base)
+        numbers = range(plan.first, min(plan.first + plan.shards, self.base.shards))
+        return (
+            plan.dataset_id == self.base.dataset_id
+            and len(numbers) > 0
+            and all(
+                np.isin(
+                    reader.shard(number).key_hashes,
+                    [key_hash(key) for key in plan.rows(number - plan.first).keys],
+                ).all()
+                for number in numbers
+            )
+        )
 
     @property
     def problems(self) -> Sequence[Problem]:
@@ -290,10 +310,11 @@ def grow(source: PathLike, out: PathLike, call: Call) -> Growth:
         locate_target(out, call.to, source, check_group("storage", here.storage, Storage))
     )
     remote, folder = top.location.remote, top.url
-    if remote and (call.part.part is not None or call.ahead or call.executor is not None):
+    if remote and call.work_dir is None and (call.part.part is not None or call.ahead):
         raise OptionError(
-            f"{printable(folder, 4096)}: parts, plans and executors append in a directory; leave "
-            "them out, or append to a copy, and `shardio copy` it"
+            f"{printable(folder, 4096)}: parts of an append to a store have a directory together, "
+            "which all of them see, for the plan and for notes of what is uploaded: give the same "
+            "one to all, and to `shardio commit`: --work-dir DIR"
         )
     chosen = call.part.begun(call.announce, wait=not call.dry_run)
     places = top.datasets()
@@ -327,16 +348,17 @@ def _take_plans(growth: Growth, packing: PackCall) -> bool:
     """Take the plans that `append` made ahead for all parts, if it did. Raises OptionError."""
     if growth.call.restart or growth.call.ahead or not growth.call.takes_plans:
         return False
-    if growth.place.location.remote:
-        return False
-    found = earlier_plans(growth.folder, WORK)
+    remote = growth.place.location.remote
+    found = earlier_plans(growth.unpacked if remote else growth.folder, "" if remote else WORK)
     there = {one.name: one for one in growth.work}
     if not found or not all(name in there and there[name].takes(found[name]) for name in found):
         return False
     output_dir.check_place(growth.place.location, growth.request.location)
     for name, planned in found.items():
         refuse_others(there[name].work, planned, growth.request, packing, None)
-        there[name].job = planned_job(planned, there[name].work, growth.run, growth.request)
+        one, request = there[name], growth.request
+        target = one.place.packing(one.work, request.location)
+        one.job = planned_job(planned, target, one.work, growth.run, request)
     classes = next(iter(found.values())).classes
     for one in growth.work:
         one.classes = classes or one.base.classes
@@ -501,14 +523,14 @@ def _remove_others(one: Split, whole: bool) -> None:
 
     whole: no part is meant, which may not disturb others.
     """
-    if whole:
+    if whole or one.place.location.remote:
         one.place.prepare()
     with contextlib.suppress(FileNotFoundError, DamageError, NotPackedError):
         if not one.fits:
             with output_dir.own_unfinished(one.work) as owner:
                 head = owner.journal()
                 if not one.takes(plan := journal.parse(head, one.work, owner.read)):
-                    if journal.is_committed(one.work, head):
+                    if one.has(plan):
                         for rows in plan.all_rows():
                             about = zip(rows.sizes.tolist(), rows.mtimes.tolist(), strict=True)
                             one.finished |= zip(rows.keys, about, strict=True)
@@ -564,9 +586,11 @@ def _add_shards(
         or (one.classes or ())[: len(newest.classes or ())] != (newest.classes or ())
         or (plan is not None and not one.takes(plan))
     ):
+        parts = one.job is not None and one.job.result.checked
+        again = "the parts again, and then `shardio commit`" if parts else "it again"
         raise BusyError(
-            f"{printable(one.folder)}: something else was appended here meanwhile. Nothing was "
-            "committed: run it again"
+            f"{printable(one.folder, 4096)}: something else was appended here meanwhile. Nothing "
+            f"was committed: run {again}"
         )
     if newest.version_id != one.base.version_id:
         one.base = newest

@@ -171,16 +171,18 @@ class Job:
             owner.release_to_winner(packed=False)
             raise
 
-    def check_parts(self, report: process_pool.Report) -> str | None:
+    def check_parts(self, report: process_pool.Report, appended: bool | None = None) -> str | None:
         """Check the shards that parts built; say which are missing, if any are.
 
-        Raises ExistsError, SourceError.
+        appended: of what is added to a dataset, whether that has it already. Raises ExistsError,
+        SourceError.
         """
         assert self.owner is not None
         self.result.checked = True
-        if journal.is_committed(self.directory, self.owner.journal()):  # and not cleaned up
+        committed = journal.is_committed(self.directory, self.owner.journal())
+        if committed if appended is None else appended:  # and not cleaned up
             self.result.already = True
-            if journal.grown_from(self.directory) is None:
+            if appended is None:
                 self._show_committed()
             return None
         if self._is_packed():
@@ -188,7 +190,8 @@ class Job:
                 f"{printable(self.directory)}: a dataset is packed here, of the same keys and "
                 "sizes as the new one. Replace it with `shardio commit --overwrite`"
             )
-        problems = journal.load_rejected(self.place, journal.part_list(_SCAN))
+        here = LocalDirectory(self.directory)
+        problems = journal.load_rejected(here, journal.part_list(_SCAN))
         if problems is None and self.plan.problems:
             raise unpackable(self.plan.problems, self.directory, "the parts")
         self._build_shards(self.plan.problems if self.plan.ahead else problems or [], report)
@@ -212,7 +215,7 @@ class Job:
             self._finished(),
             self._sent(),
             builds=not self.result.checked,
-            note=not self.run.is_whole,
+            note=not self.run.is_whole and not self.place.remote,  # else uploads do
             quick=self.run.quick,
         )
         try:
@@ -255,7 +258,8 @@ class Job:
     def _sent(self) -> dict[int, Built]:
         """Return the shards that an interrupted packing uploaded, by number."""
         with self._uploads() as uploads:
-            return {} if uploads is None else uploads.sent()
+            sent = {} if uploads is None else uploads.sent()
+        return {number - self.plan.first: one for number, one in sent.items()}
 
     # --- the journal ------------------------------------------------------------------------------
 
@@ -366,7 +370,7 @@ class Job:
 
 def _another_plan(place: Target, old: Plan, new: Plan, planned: bool) -> SourceChangedError:
     """Return the error for another plan that is there; planned: by `shardio plan`, for parts."""
-    planner = journal.planner(place.url)
+    planner = journal.planner(place.url, old)
     differ = difference(old, new) or f"  it was begun without `{planner}`"
     return SourceChangedError(
         f"{printable(place.url)}: an unfinished packing is here, of another plan:\n"

@@ -358,9 +358,10 @@ def grown_from(directory: str) -> str | None:
     return folder if name == WORK else None
 
 
-def planner(directory: str) -> str:
-    """Return the command that makes a plan ahead, for who builds shards in a directory."""
-    return "shardio plan" if grown_from(directory) is None else "shardio append --plan"
+def planner(directory: str, plan: Plan) -> str:
+    """Return the command that made a plan ahead, for who builds its shards in a directory."""
+    grows = plan.first or grown_from(directory) is not None
+    return "shardio append --plan" if grows else "shardio plan"
 
 
 def _restart(path: str) -> str:
@@ -522,6 +523,12 @@ def remove_temporaries(directory: str, token: str | None = None) -> None:
 def is_note(name: str) -> bool:
     """Return whether a file is named as the note of a shard that is in an object store."""
     return fnmatch.fnmatchcase(name, NOTE_SENT.format("*"))
+
+
+def sent_numbers(directory: str) -> set[int]:
+    """Return the numbers of the shards of which there are such notes."""
+    found = (re.fullmatch(NOTE_SENT.format(r"(\d+)"), name) for name in os.listdir(directory))
+    return {int(one[1]) for one in found if one is not None}
 
 
 def is_own_note(directory: str, name: str, *kinds: str) -> bool:

@@ -61,8 +61,10 @@ class Waiting:
                     lines.append(late[folder])
                 continue
             files = journal.new_shards(folder, plan.before)
-            there = ((journal.shard_number(name) or 0) - plan.first for name in files)
-            if left := sorted(set(range(plan.shards)).difference(there)):
+            built = {journal.shard_number(name) or 0 for name in files}
+            built |= journal.sent_numbers(folder)  # those that are in a store are no files here
+            numbers = range(plan.first, plan.first + plan.shards)
+            if left := [one - plan.first for one in numbers if one not in built]:
                 lines.append(f"{printable(folder)}: {show_missing(left, plan.shards, self._parts)}")
         return lines
 

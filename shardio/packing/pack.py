@@ -310,7 +310,8 @@ def _from_plans(
             if done:
                 return []  # what is packed there says which option differs
             raise
-        work.append(planned_job(planned, manifest.split_folder(place.url, name), run, request))
+        folder = manifest.split_folder(place.url, name)
+        work.append(planned_job(planned, LocalDirectory(folder), folder, run, request))
     for job in work:
         job.check(sized=True)
         job.result.by_plan = done
@@ -322,12 +323,12 @@ def _from_plans(
     return work
 
 
-def planned_job(planned: Plan, folder: str, run: Run, request: SourceRequest) -> Job:
+def planned_job(planned: Plan, place: Target, folder: str, run: Run, request: SourceRequest) -> Job:
     """Return the job of a plan that was made ahead. Raises BusyError, DependencyError."""
     reencode.check_tools(planned.options)
     reopen = functools.partial(sources.reopen, request)
     lock.refuse_if_busy(folder, part=not run.is_whole)
-    return Job(planned, LocalDirectory(folder), folder, run, request, reopen)
+    return Job(planned, place, folder, run, request, reopen)
 
 
 def find_archives(found: Mapping[str, Plan], request: SourceRequest, run: Run) -> None:

@@ -347,7 +347,7 @@ class _Folder(Place):
         )
 
 
-def find_place(path: str | os.PathLike[Any], storage: Storage | None = None) -> Place:
+def find_place(path: str | bytes | os.PathLike[Any], storage: Storage | None = None) -> Place:
     """Return the place behind a path or URL. Nothing is read yet.
 
     Raises OptionError where nothing can be written.

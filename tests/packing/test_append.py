@@ -367,6 +367,20 @@ def test_an_interrupted_append_goes_on(
     assert len(stored(out)) == 44 and not (out / WORK).exists()
 
 
+def test_one_that_had_built_nothing_is_begun_anew_after_others(
+    out: Path, more: Path, dead_on_shard: Callable[[int], None], monkeypatch: Any
+) -> None:
+    dead_on_shard(6)
+    with pytest.raises(KeyboardInterrupt):
+        append(more, out, jobs=1)
+    monkeypatch.undo()
+    with Writer(out, append=True, max_records=1) as writer:  # as many shards, or more
+        for i in range(8):
+            writer.write({"__key__": f"own{i}", "image": noise(f"own{i}", 300), "label": 0})
+    assert append(more, out, jobs=1).added == 6
+    assert len(stored(out)) == 24 + 8 + 6
+
+
 def test_another_source_needs_a_restart(
     out: Path, more: Path, tmp_path: Path, dead_on_shard: Callable[[int], None], monkeypatch: Any
 ) -> None:

@@ -647,7 +647,7 @@ def test_what_it_built_is_no_part_of_an_append(
 ) -> None:
     before = samples(small)
     die_on(monkeypatch, small, dead_on_shard)
-    with pytest.raises(NotPackedError, match="a `shardio compact` was interrupted"):
+    with pytest.raises(NotPackedError, match="no append: a `shardio compact`, perhaps"):
         commit(small, jobs=1)
     compact(small, jobs=1)
     assert samples(small) == before

@@ -20,8 +20,9 @@ from support.uploading import fetched, files, options, puts, started
 import shardio
 from shardio import OptionError, PlanOptions, ShardDataset, Storage
 from shardio.cli.exit_codes import BUSY
-from shardio.errors import BusyError, ExistsError, StateError
+from shardio.errors import BusyError, ExistsError, NotPackedError, StateError
 from shardio.packing.annotate import annotate
+from shardio.packing.commit import commit as commit_parts
 from shardio.packing.drop import drop
 from shardio.packing.gc import gc
 from shardio.packing.place import find_place
@@ -258,11 +259,17 @@ def test_an_append_that_is_killed_goes_on(
             process.wait(LIMIT_S)
         proxy.reset()
         assert keys_of(url, direct) == before and len(log(url, storage=direct).versions) == 1
+    lost = Rule("lost", path=NEWEST, method="PUT", times=1)  # it is there, and nobody knows
+    proxy.rules(lost, Rule("timeout", path=NEWEST, method="PUT"))
+    with started(*line) as process:
+        proxy.wait(faults=2)
+        process.kill()
+        process.wait(LIMIT_S)
     proxy.rules()
-    said = command(*line)
-    assert said.returncode == 0, said.stderr
+    assert "0 records appended" in command(*line).stdout
     assert puts(proxy, "/0000") == 0  # they were there: nothing is uploaded twice
     assert len(keys_of(url, direct)) == len(before) + 7
+    assert [one.command for one in log(url, storage=direct).versions] == ["append", "pack"]
     assert not shardio.verify(url, storage=direct).damages
 
 
@@ -425,6 +432,157 @@ def test_what_a_compaction_asks_for(through: ObjectStore, proxy: FaultProxy, sma
     ends = [name for method, name in asked if method == "GET" and name.startswith("0000")]
     # Ends and heads of 8 shards, 29 records, and again the ends of those that are annotated.
     assert len(ends) <= 8 + 8 + 29 + 3
+
+
+# --- parts of an append ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """Files of four shards of 4, of which one is a new class, and one replaces what is there."""
+    named = [f"class1/new{i}.jpg" for i in range(10)] + [f"class9/{i}.jpg" for i in range(5)]
+    return plant(tmp_path / "many", {key: noise(key, 500) for key in [*named, KEYS[0]]})
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_parts_append_in_a_store_what_one_process_does_in_a_directory(
+    there: ObjectStore, packed: Path, many: Path, tmp_path: Path, planned: bool
+) -> None:
+    local, url, direct = tmp_path / "local", f"{there.url}/out", options(there)
+    shardio.copy(packed, local)
+    given: dict[str, Any] = {"on_duplicate": "replace", "jobs": 1}
+    shardio.append(many, local, **given)
+    more: dict[str, Any] = {"to": direct, "work_dir": tmp_path / "work", **given}
+    if planned:
+        assert shardio.append(many, url, plan=True, **more).shards == 4
+    first = shardio.append(many, url, part="1/3", **more)
+    assert (first.part, first.shards) == ((1, 3), 1)
+    with pytest.raises(NotPackedError, match="of parts 2, 3"):
+        commit_parts(url, storage=direct, work_dir=tmp_path / "work", parts=3, wait_s=0)
+    with pytest.raises(NotPackedError, match="3 of 4 shards are not built: 1, 2, 3"):
+        commit_parts(url, storage=direct, work_dir=tmp_path / "work")
+    for part in ("2/3", "3/3", "1/3"):  # one of them twice
+        shardio.append(many, url, part=part, **more)
+    drop(url, keys=KEYS[2:3], storage=direct)  # meanwhile
+    drop(local, keys=KEYS[2:3])
+    (done,) = commit_parts(url, storage=direct, work_dir=tmp_path / "work", wait_s=0)
+    assert (done.records, done.out, done.committed) == (16, url, True)
+    assert {*keys_of(url, direct)} == {*keys_of(str(local), Storage())}
+    newest = [one.changes for one in log(url, storage=direct).versions]
+    assert newest == [{"added": 16, "replaced": 1}, {"dropped": 1}, {}]
+    shards = {name for name in files(local) if name.endswith(".shard")}
+    assert {name for name in fetched(there, "out", tmp_path / "f") if name in shards} == shards
+    assert not shardio.verify(url, storage=direct).damages
+    assert not (tmp_path / "work").exists()
+    with pytest.raises(NotPackedError, match="already packed; there is nothing to commit"):
+        commit_parts(url, storage=direct, work_dir=tmp_path / "work")
+
+
+def test_parts_of_splits_are_one_commit(bucket: ObjectStore, tmp_path: Path) -> None:
+    for folder, count in (("images", 4), ("more", 6)):
+        for split in ("train", "val"):
+            plant(tmp_path / folder / split, images(1, count))
+    plant(tmp_path / "more" / "val", {"class0/bad.jpg": b"no image"})
+    shardio.pack(tmp_path / "images", tmp_path / "out", jobs=1)
+    bucket.put_folder(tmp_path / "out", "out/")
+    url, direct, work = f"{bucket.url}/out", options(bucket), tmp_path / "work"
+    given: dict[str, Any] = {"on_duplicate": "skip", "on_error": "skip", "jobs": 1}
+    for part in ("1/2", "2/2"):
+        shardio.append(tmp_path / "more", url, to=direct, work_dir=work, part=part, **given)
+    done = commit_parts(url, storage=direct, work_dir=work)
+    assert [(one.split, one.records, len(one.rejected)) for one in done] == [
+        ("train", 2, 0),
+        ("val", 2, 1),
+    ]
+    shardio.append(tmp_path / "more", tmp_path / "out", **given)
+    assert fetched(bucket, "out", tmp_path / "fetched") == files(tmp_path / "out")
+    assert not work.exists()
+
+
+def test_parts_and_a_commit_that_are_killed_are_run_again(
+    through: ObjectStore, proxy: FaultProxy, many: Path, tmp_path: Path
+) -> None:
+    url, direct, work = f"{through.url}/out", options(through), tmp_path / "work"
+    before = keys_of(url, direct)
+    more: dict[str, Any] = {"to": direct, "work_dir": work, "jobs": 1, "on_duplicate": "skip"}
+    shardio.append(many, url, part="1/2", **more)
+    line = ["append", many, url, "--part", "2/2", "--on-duplicate", "skip", "--work-dir", work]
+    proxy.rules(Rule("timeout", path="/00009-", method="PUT"))
+    with started(*line, "--jobs", "1") as process:
+        proxy.wait(faults=1)
+        process.kill()
+        process.wait(LIMIT_S)
+    proxy.rules()
+    proxy.reset()
+    shardio.append(many, url, part="2/2", **more)
+    assert puts(proxy, "/0000") == 1  # the one that was not there
+    lost = Rule("lost", path=NEWEST, method="PUT", times=1)  # it is there, and nobody knows
+    for held, committed in (("manifest-", 0), (NEWEST, 0), (NEWEST, 1)):
+        proxy.rules(*[lost] * committed, Rule("timeout", path=held, method="PUT"))
+        proxy.reset()
+        with started("commit", url, "--work-dir", work) as process:
+            proxy.wait(faults=1 + committed)
+            process.kill()
+            process.wait(LIMIT_S)
+        proxy.rules()
+        assert len(keys_of(url, direct)) == len(before) + 15 * committed
+    done = commit_parts(url, storage=direct, work_dir=work)
+    assert [one.committed for one in done] == [True] and not work.exists()
+    assert [one.command for one in log(url, storage=direct).versions] == ["append", "pack"]
+    assert len(keys_of(url, direct)) == len(before) + 15
+    assert not shardio.verify(url, storage=direct).damages
+
+
+def test_parts_that_were_overtaken_are_told_and_run_again(
+    there: ObjectStore, many: Path, tmp_path: Path
+) -> None:
+    url, direct, work = f"{there.url}/out", options(there), tmp_path / "work"
+    line = ["append", many, url, "--part", "1/1", "--on-duplicate", "skip", "--work-dir", work]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment_of(there).items():
+            patch.setenv(name, value)
+        said = command(*line, "--jobs", "1")
+        assert f"next: shardio commit {url} --work-dir {work}, when all" in said.stdout
+        with shardio.Writer(url, append=True, storage=direct, max_records=1) as writer:
+            write(writer)
+        said = command("commit", url, "--work-dir", work, code=BUSY)
+        assert "run the parts again, and then `shardio commit`" in said.stderr
+        assert command(*line, "--jobs", "1").returncode == 0
+        said = command("commit", url, "--work-dir", work)
+        assert said.returncode == 0, said.stderr
+    assert len(keys_of(url, direct)) == SHARDS * EACH + 7 + 15
+    assert not shardio.verify(url, storage=direct).damages
+
+
+def test_parts_need_a_directory_together(there: ObjectStore, many: Path, tmp_path: Path) -> None:
+    url, to = f"{there.url}/out", options(there)
+    for given in ({"part": "1/2"}, {"plan": True}):
+        with pytest.raises(OptionError, match=r"which all of them see.*--work-dir DIR"):
+            shardio.append(many, url, to=to, **given)
+    with pytest.raises(OptionError, match=r"that was given to the parts.*--work-dir DIR"):
+        commit_parts(url, storage=to)
+    with pytest.raises(OptionError, match="work_dir: only where OUT is a URL"):
+        commit_parts(tmp_path, work_dir=tmp_path / "work")
+
+
+def test_what_was_uploaded_before_a_kill_is_not_read_again(
+    through: ObjectStore, proxy: FaultProxy, many: Path, tmp_path: Path
+) -> None:
+    through.put_folder(many, "source/")
+    source, url = f"{through.url}/source", f"{through.url}/out"
+    line = ["append", source, url, "--jobs", "1", "--on-duplicate", "skip"]
+    proxy.rules(Rule("timeout", path="/00009-", method="PUT"))
+    with started(*line) as process:
+        proxy.wait(faults=1)
+        process.kill()
+        process.wait(LIMIT_S)
+    proxy.rules()
+    proxy.reset()
+    said = command(*line)
+    assert said.returncode == 0, said.stderr
+    read = [one for one in proxy.figures().log if one.method == "GET" and ".jpg" in one.path]
+    assert read == []
+    assert len(keys_of(url, options(through))) == SHARDS * EACH + 15
 
 
 # --- streams of samples ---------------------------------------------------------------------------

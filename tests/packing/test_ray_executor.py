@@ -177,8 +177,9 @@ def test_what_nodes_append_is_what_is_appended_here(
 
 
 def test_packing_into_a_store_uploads_from_the_nodes(
-    cluster: Cluster, bucket: ObjectStore, tmp_path: Path
+    cluster: Cluster, bucket: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1750000000")
     plant(tmp_path / "src", images() | {"class1/bad.jpg": b"no image"})
     given = [part for k, v in bucket.options.items() for part in ("--target-option", f"{k}={v}")]
     given += ["--max-records", "8", "--work-dir", f"{tmp_path / 'work'}", *ray(cluster)]
@@ -193,6 +194,14 @@ def test_packing_into_a_store_uploads_from_the_nodes(
     skip = ["--max-records", "8", "--on-error", "skip"]
     shardio("pack", tmp_path / "src", tmp_path / "here", *skip, code=4)
     assert content(tmp_path / "there/out") == content(tmp_path / "here")
+    plant(tmp_path / "new", {f"class7/{i}.jpg": noise(f"{i}", 300) for i in range(20)})
+    of_pack = ["--max-records", "8", "--on-error", "skip"]
+    shardio(
+        "append", tmp_path / "new", f"{bucket.url}/out", *(g for g in given if g not in of_pack)
+    )
+    shardio("append", tmp_path / "new", tmp_path / "here")
+    bucket.get(list(bucket.sizes()), tmp_path / "after")
+    assert content(tmp_path / "after/out") == content(tmp_path / "here")
 
 
 def test_copying_keeps_what_is_there_and_refuses_damage(
