@@ -328,14 +328,14 @@ class _Work:
         base, reader = self.base, self.reader
         keys, sizes, numbers = list[bytes](), [NONE], [NONE]
         for at, first in enumerate(reader.starts[:-1].tolist()):
-            shard = without_overlays(reader.shard(at))
-            dropped = reader.dropped_in(at)
+            shard, dropped = reader.shard(at), reader.dropped_in(at)
             kept = np.delete(np.arange(shard.records), dropped)
             self.left_out += len(dropped) - len(erased_in(shard))
             self.needed -= int(shard.sizes[dropped].sum())
-            keys += map(shard.key, kept.tolist())
-            sizes.append(shard.blob_sizes()[kept])
-            numbers.append(first + kept)
+            if len(kept):  # else it may be damaged, and nobody minds
+                keys += map(shard.key, kept.tolist())
+                sizes.append(without_overlays(shard).blob_sizes()[kept])
+                numbers.append(first + kept)
         self._keys, by_key = keys, options.shuffle or options.source in _BY_KEY
         order = np.array(bytewise(keys) if by_key else range(len(keys)), np.int64)
         ordered = np.concatenate(numbers)[order]
