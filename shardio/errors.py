@@ -82,6 +82,8 @@ class DamageError(ShardioError):
 class DecodeError(ShardioError):
     """Report intact bytes that are no image which can be decoded."""
 
+    lacks_codec = False  # True: the decoder here was built without what the format needs
+
 
 class CollateError(ShardioError):
     """Report samples that do not stack to a batch."""

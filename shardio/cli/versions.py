@@ -25,7 +25,8 @@ def _drop(output: Output, *, keys: str | None = None, **call: Any) -> int:
 
     if keys is not None:
         call["keys"] = lines_of("--keys", keys)
-    with output.progress("looking", "erasing", "committing") as progress:
+    stage = "verifying" if call.get("damaged") else "erasing"
+    with output.progress("looking", stage, "committing") as progress:
         done = drop(**call, progress=progress)
     return output.show(done)
 
@@ -94,17 +95,25 @@ DROP = Command(
     OUT,
     option("--keys", "FILE", "keys of the records, one a line; -: from stdin"),
     option("--where", "COND", "conditions on the index: label=cat, score<0.5", action="append"),
+    option(
+        "--damaged",
+        text="all records that `shardio verify --decode` finds damaged",
+    ),
     option("--missing", choices=("error", "ignore")),
     option("--erase"),
     option("--restart"),
     option("--dry-run"),
+    option("--max-pixels", "N"),
+    JOBS,
     ROOT,
     *STORE,
     examples=(
         "shardio drop packed --keys opted-out.txt",
         "shardio drop packed --keys opted-out.txt --erase",
         "shardio drop packed --where label=cat --dry-run",
+        "shardio drop packed --damaged",
     ),
+    forks=True,
 )
 
 ANNOTATE = Command(

@@ -24,7 +24,7 @@ from ..formats.index import key_hash
 from ..formats.manifest import Manifest, choose_split
 from ..formats.overlay import most_files
 from ..formats.record import erased_in
-from ..formats.sample import Sample
+from ..formats.sample import Sample, Schema
 from ..formats.version import NONE, load_excluded, load_version
 from ..order.rng import Int64s
 from ..order.subset import Remaining
@@ -94,7 +94,8 @@ class Reader:
     root      where the shards are, if not beside the manifest
     verify    check what a format checks only once, when a shard is opened; see its page
     limit     shards that are open at once; default: as many as the process can spare
-    excluded  the numbers of the records that were dropped; default: as the manifest says
+    excluded  the numbers of the records that were dropped; default: as the manifest says. A shard
+              of which all were dropped opens, whatever it looks like
     wanted    as `want` has it
     tolerant  a shard that is damaged opens, and raises when it is read
     """
@@ -265,7 +266,7 @@ class Reader:
             known = self._opened.get(place)
             if known is None:
                 info = self.manifest.shard(number)
-                known = self._opened_shard(info)
+                known = self._opened_shard(info, number)
                 if place < 0:
                     known.scattered()
                 opened = self._opened
@@ -274,7 +275,7 @@ class Reader:
                     opened.popitem(last=False)
             return known
 
-    def _opened_shard(self, info: ShardInfo) -> Shard:
+    def _opened_shard(self, info: ShardInfo, number: int) -> Shard:
         try:
             try:
                 return self._open(info)
@@ -282,6 +283,8 @@ class Reader:
                 missing = self.manifest.missing(info, self.index, self.storage)
                 raise DamageError(missing) from None
         except DamageError as error:
+            if info.records and len(self.dropped_in(number)) == info.records:
+                return cast(Shard, DroppedShard(info, error, self.manifest.schema))
             if not self.tolerant:
                 raise
             return cast(Shard, UnopenedShard(info, error))
@@ -363,6 +366,24 @@ class UnopenedShard:
 
     def __getattr__(self, name: str) -> Any:
         raise self.error
+
+
+class DroppedShard(UnopenedShard):
+    """Stand for a shard that cannot be opened, and of which nobody needs a record: all are dropped.
+
+    Its index is one of records that were erased.
+    """
+
+    def __init__(self, info: ShardInfo, error: DamageError, schema: Schema) -> None:
+        super().__init__(info, error)
+        self.erased = np.arange(info.records)
+        self.key_hashes = np.zeros(info.records, "<u4")
+        kinds = (one for one in schema.fields if one[1] in _NOTHING)
+        self.columns = {name: np.zeros(info.records, _NOTHING[kind]) for name, kind in kinds}
+
+
+# The smallest type of numpy for values of each kind: joined to others, it changes theirs least.
+_NOTHING = {"int": "|u1", "float": "<f4", "bool": "|b1"}
 
 
 class ManifestInfo:

@@ -7,16 +7,18 @@ by forked workers, and given to a DataLoader as a map-style dataset with any sam
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, starmap
 from typing import Any, overload
 
 import numpy as np
 
-from ..errors import OptionError, name_record, printable, there_are
+from ..errors import DamageError, OptionError, name_record, printable, there_are
 from ..formats.base import Column, Shard
 from ..formats.index import EMPTY, key_hash
 from ..formats.record import whole_runs
@@ -31,6 +33,7 @@ from ..units import check_group, grouped_in, refuse_options, show_count
 from .decode import Decode, Decoder, record_name
 from .other_names import OTHER_NAMES
 from .reader import ManifestInfo, Reader, open_index, open_reader
+from .skipping import Skip, SkippedInfo, SkippingPass, Skips, choose_skips, may_skip
 
 _ATTRIBUTES = {
     "targets": "the dataset has no field `label` of kind int",
@@ -55,13 +58,10 @@ _OTHERS = {
         ["batch_size", "shuffle", "num_workers", "sampler", "collate_fn", "order"], _BATCHED
     ),
     "loader": "give decode=, a function of the stored bytes too",
-    **dict.fromkeys(
-        ["handler", "on_error"],
-        "read record after record by data[i], and catch DamageError and DecodeError; or use "
-        'ShardDataset(on_error="skip")',
-    ),
+    "handler": 'give on_error="skip", for loops; data[i] raises DamageError and DecodeError',
     "where": "give torch.utils.data.Subset the indices that you want; data.targets has the labels",
 }
+_ONE_BY_ONE = 256  # records that are read alone where some are damaged
 _AHEAD = 16  # shards whose ends are asked for ahead, by URL
 _BYTES_AHEAD = 64 << 20  # bytes of the next shard that are
 
@@ -75,6 +75,7 @@ def open(
     decode: Decode = "pil",
     transform: Callable[..., Any] | None = None,
     fields: Sequence[str] | None = None,
+    on_error: str | Skip = "raise",
     storage: Storage | None = None,
 ) -> ShardSequence:
     """Open a packed dataset. Raises NotPackedError, DamageError, VersionError, OptionError.
@@ -87,10 +88,14 @@ def open(
                "gray" and "stored"
     transform  of the image; a built-in one (RandomResizedCrop) draws by the record's number
     fields     items are tuples of these, in this order; None: dicts of all fields, `__key__` too
+    on_error   "skip": a loop over the records passes over those that are damaged, cannot be
+               decoded, or for which the transform raises, and `skipped` lists them; or a
+               shardio.Skip. `data[i]` raises. Default: "raise"
     storage    a shardio.Storage: where the data lies, and how far it is trusted
     """
     options = check_group("storage", storage, Storage)
-    reader = open_reader(path, split, options, version)
+    skips = choose_skips(on_error)
+    reader = open_reader(path, split, options, version, tolerant=skips is not None)
     decoder = Decoder(
         reader.manifest.schema,
         fields=fields,
@@ -104,7 +109,8 @@ def open(
             "shardio.open: decode='cuda' is for training, where the device decodes whole batches: "
             "give 'pil' or 'numpy', or open it as shardio.ShardDataset"
         )
-    return ShardSequence(reader, decoder, range(reader.records))
+    noted = () if skips is None else (skips,)
+    return ShardSequence(reader, decoder, range(reader.records), skips=noted)
 
 
 def stored(
@@ -143,16 +149,43 @@ def choose_where(
     return select_where(where, everything.columns, *known)
 
 
-class ShardSequence(ManifestInfo, Sequence[Any]):
+def _scan_each(shard: Shard, start: int, stop: int) -> Iterator[tuple[Shard, int, Any]]:
+    """Yield records [start, stop), each with its shard and number: a sample, or a DamageError."""
+    while start < stop:
+        with contextlib.suppress(DamageError):
+            for sample in shard.scan(start, stop):
+                yield shard, start, sample
+                start += 1
+        one_by_one = range(start, min(start + _ONE_BY_ONE, stop))
+        for start in one_by_one:
+            try:
+                yield shard, start, shard.read(start)
+            except DamageError as error:
+                yield shard, start, error
+        start = one_by_one.stop
+
+
+class ShardSequence(ManifestInfo, SkippedInfo, Sequence[Any]):
     """Records of a dataset by position, in storage order: what `open` returns, and its slices.
 
     Each access reads and checks the record anew; items are the caller's own. Raises IndexError,
-    KeyError, DamageError, StorageError, DecodeError.
+    KeyError, DamageError, StorageError, DecodeError; a loop SkipError, too.
     """
 
-    def __init__(self, reader: Reader, decoder: Decoder, rows: range, *, text: bool = True) -> None:
-        """text: keys are str, as users get them; where nothing is decoded they may stay bytes."""
-        self._text = text
+    def __init__(
+        self,
+        reader: Reader,
+        decoder: Decoder,
+        rows: range,
+        *,
+        text: bool = True,
+        skips: tuple[Skips, ...] = (),
+    ) -> None:
+        """text: keys are str, as users get them; where nothing is decoded they may stay bytes.
+
+        skips: notes the records that loops pass over; (): they raise
+        """
+        self._text, self.skips = text, skips
         self.reader = reader
         self._decoder = decoder
         self._rows = rows  # numbers of the records in the dataset
@@ -185,7 +218,10 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
     def __getitem__(self, index: slice) -> ShardSequence: ...
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
-            return ShardSequence(self.reader, self._decoder, self._rows[index], text=self._text)
+            rows = self._rows[index]
+            return ShardSequence(
+                self.reader, self._decoder, rows, text=self._text, skips=self.skips
+            )
         try:
             number = self.reader.number(self._rows[operator.index(index)])
         except IndexError:
@@ -197,6 +233,11 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         return self._item(sample, number)
 
     def __iter__(self) -> Iterator[Any]:
+        if self.skips:
+            self.adopt_skips()
+            self.name_pass(secrets.token_hex(8))
+            skipping = SkippingPass(self.skips[0], 0, len(self), lambda row: iter(()))
+            return skipping.of(self._good(skipping), fills=False)
         if self._rows.step != 1:
             return map(self.__getitem__, range(len(self)))
         samples = chain.from_iterable(
@@ -205,6 +246,28 @@ class ShardSequence(ManifestInfo, Sequence[Any]):
         )
         numbers = map(self.reader.number, self._rows)
         return samples if self._decoder.plain else map(self._item, samples, numbers)
+
+    def _good(self, skipping: SkippingPass) -> Iterator[Any]:
+        """Yield the items that can be made, and note the others."""
+        runs: Iterable[tuple[Shard, int, int]] = self._opened_runs()
+        if self._rows.step != 1:
+            located = self._located(self._rows)
+            runs = ((self.reader.shard(at), record, record + 1) for at, record in located)
+        numbers = map(self.reader.number, self._rows)
+        read = chain.from_iterable(starmap(_scan_each, runs))
+        for number, (shard, record, found) in zip(numbers, read, strict=True):
+            key = b"" if isinstance(found, DamageError) else found[KEY]
+            try:
+                if isinstance(found, DamageError):
+                    raise found
+                item = found if self._decoder.plain else self._item(found, number)
+            except Exception as error:
+                if not may_skip(error):
+                    raise
+                skipping.skip((number, shard, record, None), key, error)
+                continue
+            skipping.count_good()
+            yield give_text_key(item) if self._decoder.plain and self._text else item
 
     def _located(self, rows: Iterable[int]) -> Iterator[tuple[int, int]]:
         """Give for each of these rows its shard, and its number there."""

@@ -216,13 +216,17 @@ class SkippingPass:
         self._read = self._noted = 0  # bytes of the list, and lines of this pass in these
         self._id = skips.pass_id
 
-    def of(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Iterate over the batches of the pass, and say at its end how many were skipped."""
+    def of(self, batches: Iterable[Any], *, fills: bool = True) -> Iterator[Any]:
+        """Iterate over the batches of the pass, and say at its end how many were skipped.
+
+        fills: whether other records take their place; else these are items, and the rows are left
+        out.
+        """
         yield from batches
         if self._own:
+            instead = f" in epoch {self._epoch}, and other records in their place" if fills else ""
             warnings.warn(
-                f"{show_count(self._own, 'record')} skipped in epoch {self._epoch}, and other "
-                "records in their place: dataset.skipped lists them",
+                f"{show_count(self._own, 'record')} skipped{instead}: dataset.skipped lists them",
                 stacklevel=users_level(),
             )
 
@@ -234,12 +238,16 @@ class SkippingPass:
         except Exception as error:
             if not may_skip(error):
                 raise
-            self._skip(row, work, error)
+            self.skip(row, work.key if work.number == row[0] else b"", error)
             item = self._fill(row, work, make, error)
             work.filled = True
         else:
-            self._in_a_row = 0
+            self.count_good()
         return item
+
+    def count_good(self) -> None:
+        """Note that an item could be made."""
+        self._in_a_row = 0
 
     def _fill(self, row: Any, work: Any, make: Callable[[Any, Any], Any], error: Exception) -> Any:
         tried = 0
@@ -256,10 +264,12 @@ class SkippingPass:
             "and transform; if it is, `shardio verify --decode` lists all of it"
         ) from error
 
-    def _skip(self, row: Any, work: Any, error: Exception) -> None:
-        """Note a record that is skipped. Raises SkipError where it is one too many."""
+    def skip(self, row: Any, key: bytes, error: Exception) -> None:
+        """Note a record that is skipped. Raises SkipError where it is one too many.
+
+        key: b"" where it is not known
+        """
         number, shard, record, _ = row
-        key = work.key if work.number == number else b""
         if not key:
             with contextlib.suppress(ShardioError):
                 key = shard.key(record)

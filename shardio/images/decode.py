@@ -312,11 +312,12 @@ def open_image(data: bytes | bytearray | memoryview, max_pixels: int | None) -> 
             image = factory(io.BytesIO(data), "")
             check_pixels(name, image.size, max_pixels)
             return image
+    if reason:
+        raise _undecodable(data, reason)
     raise DecodeError(
-        f"{_what(data)}: {reason}{_lacking(reason)}" if reason else
         f"{_what(data)}: not a format that shardio decodes ({', '.join(FORMATS)}); "
         f"it starts with {prefix!r}. Give `decode=` to read it your own way"
-    )  # fmt: skip
+    )
 
 
 def check_pixels(name: str, size: tuple[int, int], max_pixels: int | None) -> None:
@@ -520,8 +521,15 @@ def decode_errors(data: object) -> Iterator[None]:
     except (ShardioError, MemoryError):
         raise
     except Exception as error:
-        why = _one_line(error)
-        raise DecodeError(f"{_what(data)}: {why}{_lacking(why)}") from error
+        raise _undecodable(data, _one_line(error)) from error
+
+
+def _undecodable(data: object, why: str) -> DecodeError:
+    """Return the error for an image, and for why it cannot be decoded."""
+    lacking = _lacking(why)
+    error = DecodeError(f"{_what(data)}: {why}{lacking}")
+    error.lacks_codec = bool(lacking)
+    return error
 
 
 # What PIL may be built without: words of its errors, the formats, and Debian's packages for it.

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dataset.reader import Reader
+from ..dataset.reader import DroppedShard, Reader
 from ..dataset.sequence import stored_of
 from ..errors import BusyError, DamageError, ExistsError, OptionError, StorageError, printable
 from ..formats import manifest
@@ -251,6 +251,8 @@ class _AsStored(Source):
 
 
 def _want_heads(shard: Shard, records: Numbers) -> None:
+    if isinstance(shard, DroppedShard):
+        return  # it cannot be opened, and nobody needs a record of it
     without_overlays(shard).will_need_heads(records.tolist())
 
 
@@ -364,11 +366,14 @@ class _Work:
         """List the records in the order in which a source of all of them would have them."""
         base, reader = self.base, self.reader
         keys, sizes, numbers = list[bytes](), [NONE], [NONE]
-        for opened, own, records in _opened(reader, np.arange(reader.stored_records), _want_heads):
-            shard, kept = without_overlays(opened), np.isin(own, reader.dropped, invert=True)
+        everything = np.arange(reader.stored_records)
+        for shard, own, records in _opened(reader, everything, _want_heads):
+            kept = np.isin(own, reader.dropped, invert=True)
             self.left_out += len(own) - int(kept.sum()) - len(erased_in(shard))
             self.needed -= int(shard.sizes[~kept].sum())
-            heads = [*shard.heads(records[kept].tolist())]
+            if not kept.any():
+                continue  # it may be damaged, and nobody minds
+            heads = [*without_overlays(shard).heads(records[kept].tolist())]
             keys += (key for key, _ in heads)
             sizes.append(np.array([size for _, size in heads], np.int64))
             numbers.append(own[kept])

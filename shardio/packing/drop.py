@@ -13,31 +13,34 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..dataset.decode import Decoder
 from ..dataset.reader import Reader
 from ..dataset.sequence import ShardSequence
-from ..errors import DamageError, OptionError, StorageError, printable
+from ..errors import BusyError, DamageError, OptionError, StorageError, printable
 from ..formats import manifest
 from ..formats.version import Numbers
-from ..names import key_bytes, key_text
+from ..images.decode import pil_info
+from ..names import key_text
 from ..order.subset import All, conditions, mark_where
 from ..storage import local
+from ..storage.base import Location
 from ..storage.local import LocalDirectory
 from ..storage.options import Storage
-from ..units import check_bool, show_count, show_size
+from ..units import check_bool, check_int, show_count, show_size
 from . import journal
 from .erase import Erasing, choose, erased_numbers
 from .grow import some
 from .pack import resumable
 from .place import Place, data_root, find_place
-from .process_pool import Progress, Report
+from .process_pool import Progress, Report, processes
 from .sources.base import Problem
 from .unfinished import Unfinished, unfinished_with
-from .versions import changing, commit, keys_text, version_lines, with_excluded
+from .verify import Damage, FoundDamage, find_damage
+from .versions import changing, check_keys, commit, keys_text, version_lines, with_excluded
 
 
 @dataclass
@@ -58,17 +61,25 @@ class Dropped:
     unreadable: dict[str, list[str]] = field(default_factory=dict)
     unlisted: int = 0  # keys that went from lists of what packing left out
     unfinished: list[str] = field(default_factory=list)  # directories of work that was removed
+    damages: list[Damage] = field(default_factory=list)  # with `damaged`: what was found
+    unmended: int = 0  # of these, those that are of no record
 
     def __repr__(self) -> str:
-        return f"<{str(self).splitlines()[0]}>"
+        return f"<{self._summary()}>"
+
+    def _summary(self) -> str:
+        verb = "would be dropped" if self.dry_run else "dropped"
+        records, left = (show_count(n, "record") for n in (self.records, self.remaining))
+        return f"{printable(self.out, 4096)}: {records} {verb}, {left} left"
 
     def __str__(self) -> str:
         would = "would be " if self.dry_run else ""
-        verb = f"{would}dropped"
-        left = show_count(self.remaining, "record")
-        lines = [
-            f"{printable(self.out, 4096)}: {show_count(self.records, 'record')} {verb}, {left} left"
-        ]
+        lines = [*map(str, self.damages), self._summary()]
+        if self.unmended:
+            lines.append(
+                f"{show_count(self.unmended, 'damage')} of no record: restore the file from a "
+                f"copy, or `shardio compact {printable(self.out, 4096)}` writes all anew"
+            )
         if self.already:
             lines.append(f"{self.already:,} more were dropped before")
         lines += self._erased_lines(would)
@@ -127,6 +138,9 @@ def drop(
     erase: bool = False,
     restart: bool = False,
     dry_run: bool = False,
+    damaged: bool = False,
+    max_pixels: int | None = None,
+    jobs: int | None = None,
     storage: Storage | None = None,
     progress: Progress | None = None,
 ) -> Dropped:
@@ -143,16 +157,24 @@ def drop(
     restart  with `erase`: also drop an unfinished `append` or `update` that has such records;
              default: then nothing is erased
     dry_run  say what would be dropped, and change nothing
+    damaged  instead of keys: all records that `verify(decode=True)` finds damaged, and all of a
+             shard that is gone, or cannot be opened. More than half of all are not dropped
+    max_pixels  with `damaged`: of an image that is decoded, instead of the default limit
+    jobs     with `damaged`: processes; default: one a core
     storage  a shardio.Storage: how an object store is reached; its `root`: where files of others
              are, when `shardio index --out` put their index elsewhere
-    progress called now and then, while files are written anew, with bytes done and bytes in all
+    progress called now and then, while files are written anew, or checked for damage, with bytes
+             done and bytes in all
 
     Without `erase` their bytes stay in the shards, and older versions have them. Raises
-    OptionError, BusyError, NotPackedError, DamageError, StorageError.
+    OptionError, BusyError, NotPackedError, DamageError, StorageError; DependencyError where images
+    are of a kind that nothing decodes here.
     """
-    check_bool(dry_run=dry_run, erase=erase, restart=restart)
-    if (keys is None) == (where is None):
-        raise OptionError("drop: give keys or where, one of them")
+    check_bool(dry_run=dry_run, erase=erase, restart=restart, damaged=damaged)
+    if [keys is not None, where is not None, damaged].count(True) != 1:
+        raise OptionError("drop: give keys, where or damaged, one of them")
+    if (max_pixels, jobs) != (None, None) and not damaged:
+        raise OptionError("drop: max_pixels and jobs go with damaged, which decodes all images")
     if restart and not erase:
         raise OptionError("restart: without erase, unfinished work stays as it is; leave it out")
     if missing not in ("error", "ignore"):
@@ -161,6 +183,7 @@ def drop(
     wanted = None if keys is None else check_keys("keys", keys)
     chosen = where if isinstance(where, Mapping) or where is None else conditions(where)
     done = Dropped(top.url, dry_run=dry_run)
+    looked = _find_damage(done, top, data, max_pixels, jobs, progress) if damaged else {}
     with resumable(), contextlib.ExitStack() as owners:
         work, seen, erased = list[_Work](), set[bytes](), 0
         for split, place in top.datasets().items():
@@ -170,27 +193,94 @@ def drop(
             old, gone = reader.dropped, erased_numbers(reader)
             # What is dropped is looked at again where its bytes are still to go.
             chooser = Reader(index, before, root=data, excluded=gone) if erase else reader
-            if wanted is None:
-                numbers = _numbers_where(chooser, chosen or {})
-                own = {*_keys_at(chooser, numbers)} if erase else set()
-            else:
+            if wanted is not None:
                 found = [*chooser.with_keys(wanted, dropped=True)]
                 numbers = np.array([reader.starts[at] + one for at, one, _ in found], np.int64)
                 own = {key for *_, key in found}
+            else:
+                numbers = (
+                    _still_damaged(looked[split], before, erase)
+                    if damaged
+                    else _numbers_where(chooser, chosen or {})
+                )
+                own = {*_keys_at(chooser, numbers)} if erase else set()
             fresh = np.setdiff1d(numbers, old)
             one = _Work(split, place, before, np.union1d(old, fresh), len(fresh))
             if erase:
-                one.find_all(reader, numbers, own, wanted or own, restart)
+                # A shard of which all is dropped then need not open: what it has is gone.
+                after = Reader(index, before, root=data, excluded=one.excluded)
+                one.find_all(after, numbers, own, wanted or own, restart)
             done.already += len(numbers) - len(fresh)
             done.remaining += reader.records - len(fresh)
             erased += len(gone)
             seen |= own | one.keys
             work.append(one)
             done.add(one)
-        _check(done, wanted, seen, missing, where, erased)
+        if damaged:
+            _refuse_most(done)
+        else:
+            _check(done, wanted, seen, missing, where, erased)
         if not dry_run:
             _commit(done, work, progress)
     return done
+
+
+class _Looked(NamedTuple):
+    """A dataset that was checked, and what was found."""
+
+    dataset: manifest.Manifest
+    found: FoundDamage
+
+
+def _find_damage(
+    done: Dropped,
+    top: Place,
+    data: Location | None,
+    max_pixels: int | None,
+    jobs: int | None,
+    progress: Progress | None,
+) -> dict[str, _Looked]:
+    """Check all splits, which nobody owns meanwhile. Raises as `find_damage` does."""
+    pil_info()
+    if max_pixels is not None:
+        max_pixels = check_int("max_pixels", max_pixels, 1)
+    how: dict[str, Any] = {"max_pixels": max_pixels, "jobs": processes(jobs)}
+    places = {split: place.location for split, place in top.datasets().items()}
+    datasets = {split: manifest.load(index) for split, index in places.items()}
+    report, looked = Report(progress, sum(one.size for one in datasets.values())), {}
+    for split, one in datasets.items():
+        found = find_damage(places[split], one, data, report=report, **how)
+        looked[split] = _Looked(one, found)
+        done.damages += found.damages
+        done.unmended += found.others
+    return looked
+
+
+def _still_damaged(looked: _Looked, now: manifest.Manifest, erase: bool) -> Numbers:
+    """Return the numbers of damaged records in what is owned now.
+
+    erase: also of those that were dropped before. Raises BusyError where they are of other records.
+    """
+    one, found = looked
+    same = np.array_equal(now.shard_sha256[: one.shards], one.shard_sha256)
+    if now.dataset_id != one.dataset_id or not same:
+        raise BusyError(
+            f"{one.where}: something else wrote its shards anew while they were checked. Nothing "
+            "was dropped: run it again"
+        )
+    return np.union1d(found.numbers, found.hidden) if erase else found.numbers
+
+
+def _refuse_most(done: Dropped) -> None:
+    """Raise DamageError where more than half of all records would go: then it is something else."""
+    if done.records > done.remaining:
+        raise DamageError(
+            f"{printable(done.out, 4096)}: {done.records:,} of {done.records + done.remaining:,} "
+            "records are damaged, or their files are not there. Nothing was dropped, since it is "
+            "more than half. `shardio verify --decode` lists what is wrong, such as "
+            f"{done.damages[0]}. Restore the files from a copy, or pack the source again; "
+            "--root DIR says where files are that lie elsewhere"
+        )
 
 
 @dataclass
@@ -286,20 +376,6 @@ def _check(
         if isinstance(where, Mapping):
             texts = {n: one.texts if isinstance(one, All) else one for n, one in where.items()}
         raise OptionError(f"{shown}: no record meets {printable(repr(texts))}")
-
-
-def check_keys(option: str, keys: Iterable[str | bytes]) -> set[bytes]:
-    """Return keys as they are stored. Raises OptionError."""
-    if isinstance(keys, (str, bytes)):
-        raise OptionError(f"{option} is {printable(repr(keys))}: expected several keys, as a list")
-    found = set()
-    for key in keys:
-        try:
-            found.add(key_bytes(key))
-        except (UnicodeEncodeError, TypeError, AttributeError):
-            text = printable(repr(key))
-            raise OptionError(f"{option}: {text} is no key of a record") from None
-    return found
 
 
 def _keys_at(reader: Reader, numbers: Numbers) -> Iterator[bytes]:

@@ -43,10 +43,9 @@ from ..storage.location import Target
 from ..storage.lock import JOURNAL
 from ..storage.options import Storage
 from ..units import show_count, show_size
-from .drop import check_keys
 from .journal import REJECTED, WORK, load_rejected, part_list
 from .place import find_place
-from .versions import files_of
+from .versions import check_keys, files_of
 
 LEAST = 4  # bytes of a key that is searched for in other files than shards
 _CHUNK = 1 << 20  # bytes of a file that are searched at a time

@@ -11,13 +11,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..errors import DamageError, DecodeError, OptionError, StorageError, VersionError, printable
+from ..errors import (
+    DamageError,
+    DecodeError,
+    DependencyError,
+    OptionError,
+    StorageError,
+    VersionError,
+    printable,
+)
 from ..formats import check_format, manifest, open_shard, sha256
 from ..formats.base import Opening, Shard, ShardInfo
 from ..formats.index import key_hash
@@ -67,7 +75,10 @@ class Damage:
 
 @dataclass
 class Verified:
-    """What one call of `verify` found."""
+    """What one call of `verify` found.
+
+    Damaged records that were dropped are counted, but not listed: no reader shows them.
+    """
 
     shards: int = 0
     records: int = 0  # that were read
@@ -78,6 +89,7 @@ class Verified:
     elsewhere: bool = False  # files of others are missing, and no root was given
     part: tuple[int, int] | None = None  # which part was checked, and of how many; None: all
     erased: int = 0  # records whose bytes were erased: they are among the records
+    hidden: int = 0  # damaged records that were dropped
     sought: Sought | None = None  # with `dropped`: where these keys were looked for
 
     def __repr__(self) -> str:
@@ -102,6 +114,9 @@ class Verified:
         verdict = f"{len(self.damages):,} damaged" if self.damages else "all as packed"
         if self.erased:
             verdict += f", {self.erased:,} erased"
+        if self.hidden:
+            were = "was" if self.hidden == 1 else "were"
+            verdict += f"; {show_count(self.hidden, 'damaged record')} {were} dropped"
         if self.unread:
             number = len(self.unread) + self.untried
             rest = f"; {verdict.replace('all', 'all others')}"
@@ -122,6 +137,18 @@ class _Task:
     max_pixels: int | None
     sha256: bool
     dropped: Numbers  # records of this shard that every reader hides
+    strict: bool = False  # what says nothing of the bytes is no damage: files that are locked, say
+
+
+class _Checked(NamedTuple):
+    """What was found in one shard."""
+
+    records: int  # that were read
+    damages: list[Damage]
+    erased: int = 0
+    hidden: Sequence[Damage] = ()  # of records that were dropped
+    unread: str | None = None  # why it could not be read
+    is_whole: bool = False  # damage is of all its records
 
 
 def verify(
@@ -198,19 +225,21 @@ def verify(
     found = Verified(shards=len(tasks), bytes=size, part=chosen.chosen)
     report = Report(progress, found.bytes)
     failed = 0  # shards in a row
-    checked = run(_check_shard, tasks, jobs=jobs, report=report, executor=executor)
-    with contextlib.closing(checked) as results:
-        for number, (records, erased, damages, unread) in enumerate(results):
-            found.records += records
-            found.erased += erased
-            found.damages += damages
-            found.unread += [] if unread is None else [unread]
-            failed = 0 if unread is None else failed + 1
+    results = run(_check_shard, tasks, jobs=jobs, report=report, executor=executor)
+    with contextlib.closing(results):
+        for number, checked in enumerate(results):
+            found.records += checked.records
+            found.erased += checked.erased
+            found.damages += checked.damages
+            everything = checked.is_whole and checked.hidden
+            found.hidden += tasks[number].info.records if everything else len(checked.hidden)
+            found.unread += [] if checked.unread is None else [checked.unread]
+            failed = 0 if checked.unread is None else failed + 1
             if failed == _GIVES_UP:
                 found.untried = len(tasks) - number - 1
                 break
     if shards is None and any(one.names for _, one in datasets):
-        found.elsewhere = any(one.what == _MISSING for one in found.damages)
+        found.elsewhere = any(damage.what == _MISSING for damage in found.damages)
     return found
 
 
@@ -231,12 +260,55 @@ def _seek(
     return Verified(*counts, damages, erased=sought.erased, sought=sought)
 
 
+class FoundDamage(NamedTuple):
+    """What is damaged in one dataset, and which records that makes useless."""
+
+    damages: list[Damage]  # but those of records that were dropped
+    numbers: Numbers  # of the records in the dataset, ascending; of a damaged shard all of them
+    hidden: Numbers  # of those that were dropped before
+    others: int  # damages that are of no record, such as of a page between records
+
+
+def find_damage(
+    index: Location,
+    dataset: Manifest,
+    root: Location | None,
+    *,
+    max_pixels: int | None,
+    jobs: int,
+    report: Report,
+) -> FoundDamage:
+    """Find what `verify(decode=True)` lists as damage in one dataset.
+
+    Raises StorageError for a shard that cannot be read, for whatever reason but its bytes, and
+    DependencyError for images of a kind that nothing decodes here.
+    """
+    tasks = [*_tasks(index, root, dataset, _Checks(True, max_pixels, False, strict=True))]
+    damages, numbers, hidden = list[Damage](), list[int](), list[int]()
+    start = others = 0
+    with contextlib.closing(run(_check_shard, tasks, jobs=jobs, report=report)) as checked:
+        for task, one in zip(tasks, checked, strict=True):
+            if one.unread is not None:
+                raise StorageError(f"{one.unread}. Nothing was dropped")
+            damages += one.damages
+            others += sum(each.record is None for each in one.damages if not one.is_whole)
+            for found, into in ((one.damages, numbers), (one.hidden, hidden)):
+                if one.is_whole and found:
+                    into += range(start, start + task.info.records)
+                else:
+                    into += (start + each.record for each in found if each.record is not None)
+            start += task.info.records
+    gone, before = (np.unique(np.array(found, np.int64)) for found in (numbers, hidden))
+    return FoundDamage(damages, gone, before, others)
+
+
 class _Checks(NamedTuple):
     """What is checked besides checksums and the index."""
 
     decode: bool
     max_pixels: int | None
     sha256: bool
+    strict: bool = False
 
 
 def _tasks(index: Location, root: Location | None, one: Manifest, how: _Checks) -> Iterator[_Task]:
@@ -248,13 +320,12 @@ def _tasks(index: Location, root: Location | None, one: Manifest, how: _Checks) 
         info, start = one.shard(number), stop
         stop += info.records
         hidden = excluded[slice(*np.searchsorted(excluded, [start, stop]))] - start
-        yield _Task(one.format, opening, info, images, how.max_pixels, how.sha256, hidden)
+        checks = how.max_pixels, how.sha256, hidden, how.strict
+        yield _Task(one.format, opening, info, images, *checks)
 
 
-def _check_shard(
-    task: _Task, add: Callable[[int], None]
-) -> tuple[int, int, list[Damage], str | None]:
-    """Return how many records were read, and erased; all damages; why it could not be read."""
+def _check_shard(task: _Task, add: Callable[[int], None]) -> _Checked:
+    """Check one shard, and its records."""
     info = task.info
     name = printable(os.path.join(task.opening.storage.url, info.name), 4096)
     damages: list[Damage] = []
@@ -274,21 +345,26 @@ def _check_shard(
                 for run in whole_runs(shard, start, stop):
                     damages += _check_records(shard, *run, task, name)
                 add(int(shard.sizes[start:stop].sum()))
-            erased, hidden = erased_in(shard), {*task.dropped.tolist()}
+            erased, dropped = erased_in(shard), {*task.dropped.tolist()}
+            hidden = [one for one in damages if one.record in dropped]
+            damages = [one for one in damages if one.record not in dropped]
             for record in erased.tolist():
-                if what := _wrongly_erased(shard, record, hidden):
+                if what := _wrongly_erased(shard, record, dropped):
                     damages.append(Damage(name, record, shard.offset(record), None, what))
             try:
                 shard.check()
             except DamageError as error:
                 damages.append(damaged(str(error)))
-            return shard.records, len(erased), damages, None
+            return _Checked(shard.records, damages, len(erased), hidden)
     except FileNotFoundError:
-        return 0, 0, [damaged(_MISSING)], None
+        damages = [damaged(_MISSING)]
     except (DamageError, StorageError, VersionError) as error:
-        if _is_network(task, error):
-            return 0, 0, damages, str(error)
-        return 0, 0, [*damages, damaged(str(error))], None
+        if _tells_nothing(task, error):
+            return _Checked(0, damages, unread=str(error))
+        damages.append(damaged(str(error)))
+    if info.records and len(task.dropped) == info.records:
+        return _Checked(0, [], hidden=damages, is_whole=True)
+    return _Checked(0, damages, is_whole=True)
 
 
 def _wrongly_erased(shard: Shard, record: int, hidden: set[int]) -> str | None:
@@ -307,8 +383,10 @@ def _wrongly_erased(shard: Shard, record: int, hidden: set[int]) -> str | None:
     return None
 
 
-def _is_network(task: _Task, error: Exception) -> bool:
-    """Return True for an error that says nothing of the bytes in the store."""
+def _tells_nothing(task: _Task, error: Exception) -> bool:
+    """Return True for an error that says nothing of the bytes in the store, or on the disk."""
+    if task.strict and not isinstance(error, DamageError):
+        return True
     return task.opening.storage.remote and isinstance(error, StorageError)
 
 
@@ -317,11 +395,13 @@ def _check_records(shard: Shard, start: int, stop: int, task: _Task, name: str) 
     try:
         samples: list[Sample | Bad] = list(shard.scan(start, stop))
     except (DamageError, StorageError) as error:
-        if _is_network(task, error):
+        if _tells_nothing(task, error):
             raise
         samples = [_attempt(shard.read, record) for record in range(start, stop)]
     for record, sample in enumerate(samples, start):
         if isinstance(sample, Bad):
+            if _tells_nothing(task, sample):
+                raise sample
             key = _attempt(shard.key, record)
             shown = None if isinstance(key, Bad) else key_text(key)
             yield Damage(name, record, shard.offset(record), shown, str(sample))
@@ -352,5 +432,10 @@ def _wrong(shard: Shard, record: int, sample: Sample, task: _Task) -> str | None
             try:  # values of others may be no colours
                 check(sample[field_name], rgb=is_main, max_pixels=task.max_pixels)
             except DecodeError as error:
+                if task.strict and error.lacks_codec:
+                    key = printable(key_text(sample[KEY]))
+                    raise DependencyError(
+                        f"{shard.name}: record {record}, key {key}: {error}"
+                    ) from None
                 return f"{field_name} cannot be decoded: {error}"
     return None

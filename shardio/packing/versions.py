@@ -12,7 +12,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -55,7 +55,7 @@ from ..formats.version import (
     readable,
     sidecar_magic,
 )
-from ..names import KEY, key_text
+from ..names import KEY, key_bytes, key_text
 from ..storage.base import Location, path_in
 from ..storage.local import LocalDirectory
 from ..storage.location import Target, locate
@@ -136,6 +136,20 @@ def version_lines(versions: Mapping[str, str]) -> list[str]:
         f"version {one}{f' of {printable(split)}' if split else ''}"
         for split, one in versions.items()
     ]
+
+
+def check_keys(option: str, keys: Iterable[str | bytes]) -> set[bytes]:
+    """Return keys as they are stored. Raises OptionError."""
+    if isinstance(keys, (str, bytes)):
+        raise OptionError(f"{option} is {printable(repr(keys))}: expected several keys, as a list")
+    found = set()
+    for key in keys:
+        try:
+            found.add(key_bytes(key))
+        except (UnicodeEncodeError, TypeError, AttributeError):
+            text = printable(repr(key))
+            raise OptionError(f"{option}: {text} is no key of a record") from None
+    return found
 
 
 def keys_text(keys: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ import pytest
 from support import LIMIT_S
 from support.reading import drain
 from support.small_datasets import flip, jpeg, make, shard_files
+from support.url_datasets import served
 from torch.utils.data import DataLoader
 
 import shardio
@@ -38,6 +39,7 @@ from shardio import (
     StorageError,
 )
 from shardio.dataset.fetch import Fetch
+from shardio.storage import ranges
 
 COUNTS = [23, 0, 41, 3, 30]
 STARTS = [0, 23, 23, 64, 67, 97]
@@ -449,6 +451,92 @@ def test_no_descriptor_is_left(folder: Path) -> None:
     for _ in range(5):
         read(folder, on_error=MANY)
     assert len(descriptors()) <= len(before)
+
+
+# --- shardio.open ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decode", [None, "numpy"])
+@pytest.mark.parametrize("rows", [slice(None), slice(20, 70), slice(60, 10, -3)])
+def test_a_loop_over_records_passes_over_bad_ones(folder: Path, decode: Any, rows: slice) -> None:
+    expected = list(shardio.open(folder, decode=decode)[rows])
+    bad = {0, 22, 23, 40, 41, 42, 64, 65, 66}  # the last three: a whole shard
+    spoil(folder, bad)
+    data = shardio.open(folder, decode=decode, on_error=MANY)[rows]
+    met = [n for n in range(N)[rows] if n in bad]
+    with pytest.warns(UserWarning, match=f"^{len(met)} records? skipped: "):
+        found = list(data)
+    good = [one for one in expected if int(one["__key__"][2:8]) not in bad]
+    assert [one["__key__"] for one in found] == [one["__key__"] for one in good]
+    for mine, was in zip(found, good, strict=True):
+        same = mine["image"] == was["image"]
+        assert same if decode is None else same.all()
+        assert mine["label"] == was["label"]
+    assert [(one.number, one.key) for one in data.skipped] == [(n, key(n)) for n in met]
+    assert len(data) == len(expected)
+    with pytest.raises(DamageError):
+        data[range(N)[rows].index(met[0])]
+
+
+@pytest.mark.filterwarnings("ignore:.* skipped: ")
+def test_loops_over_records_have_the_same_limits(folder: Path, tmp_path: Path) -> None:
+    spoil(folder, {1, 40, 60})
+    data = shardio.open(folder, decode=None, on_error=Skip(most=3, log=tmp_path / "log"))
+    for _ in range(2):
+        assert len(list(data)) == N - 3
+    assert len(data.skipped) == len((tmp_path / "log").read_text().splitlines()) == 6
+    with pytest.raises(SkipError, match="3 records skipped of 97 in epoch 0, and on_error allows"):
+        list(shardio.open(folder, decode=None, on_error=Skip(most=2)))
+    assert len(list(pickle.loads(pickle.dumps(data)))) == N - 3
+    shard_files(folder)[3].unlink()  # of three records
+    gone = shardio.open(folder, decode=None, on_error=Skip(most=6))
+    assert len(list(gone)) == N - 6
+    with pytest.raises(DamageError):
+        gone[65]
+    many = make(tmp_path, [300])
+    spoil(many, range(150, 251))
+    with pytest.raises(SkipError, match="100 records in a row"):
+        list(shardio.open(many, decode=None, on_error=Skip(most=300)))
+    with pytest.raises(OptionError, match="on_error is 'ignore'"):
+        shardio.open(folder, on_error="ignore")
+
+
+@pytest.mark.filterwarnings("ignore:.* skipped: ")
+@pytest.mark.parametrize("error", [ValueError, MemoryError, StorageError, OptionError])
+def test_a_loop_over_records_passes_over_what_a_transform_raises(folder: Path, error: Any) -> None:
+    turns = iter(range(N))
+
+    def transform(image: Any) -> Any:
+        if next(turns) == 7:
+            raise error("of a user")
+        return image
+
+    data = shardio.open(folder, decode="numpy", transform=transform, on_error=MANY)
+    if error is not ValueError:
+        with pytest.raises(error):
+            list(data)
+        return
+    assert len(list(data)) == N - 1
+    assert [one.number for one in data.skipped] == [7]
+
+
+@pytest.mark.filterwarnings("ignore:.* skipped: ")
+def test_by_url_damage_is_skipped_and_a_store_that_fails_is_not(folder: Path) -> None:
+    options: dict[str, Any] = {"decode": None, "on_error": MANY}
+    options["storage"] = shardio.Storage(timeout_s=2.0)
+    with served(folder.parent) as proxy:
+        url = f"{proxy.url}/{folder.name}"
+        whole = shardio.open(url, **options)
+        dataset = ShardDataset(url, batch_size=8, **options)
+        spoil(folder, {5, 50})
+        assert len(list(whole)) == N - 2 and {one.number for one in whole.skipped} == {5, 50}
+        assert len(drain(dataset)) and {one.number for one in dataset.skipped} == {5, 50}
+        late = shardio.open(url, **options), ShardDataset(url, batch_size=8, **options)
+    for one in late:
+        with pytest.raises(StorageError):
+            list(one)
+        assert one.skipped == []
+    ranges.close()
 
 
 @pytest.mark.parametrize(

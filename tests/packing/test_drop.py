@@ -168,8 +168,8 @@ def test_keys_that_no_record_has_are_refused_or_listed(out: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "give keys or where"),
-        ({"keys": ["a"], "where": ["label=class1"]}, "give keys or where"),
+        ({}, "give keys, where or damaged"),
+        ({"keys": ["a"], "where": ["label=class1"]}, "give keys, where or damaged"),
         ({"keys": "a/b.jpg"}, "expected several keys"),
         ({"keys": [5]}, "no key of a record"),
         ({"keys": ["a"], "missing": "skip"}, "expected 'error' or 'ignore'"),

@@ -353,7 +353,7 @@ def test_what_is_no_image_stays_left_out_until_it_changes(photos: Path) -> None:
 
 def test_an_empty_file_alone_is_told(photos: Path) -> None:
     plant(photos, {"class0/empty.jpg": b""})
-    with pytest.raises(SourceError, match="class0/empty.jpg: is empty"):
+    with pytest.raises(SourceError, match=r"class0/empty\.jpg: is empty"):
         index(photos, jobs=1)
     done = index(photos, jobs=1, on_error="skip")
     assert (done.rejected, done.version) == ([("class0/empty.jpg", "is empty")], "")
