@@ -252,6 +252,11 @@ def extended(
     return replace(one, **joined, blob_bytes=blobs, classes=classes, digest="")
 
 
+def with_shards(one: Manifest, shards: Sequence[ShardInfo]) -> Manifest:
+    """Build a manifest with these shards instead of those of another one."""
+    return replace(one, **_columns(shards))
+
+
 def _columns(shards: Sequence[ShardInfo]) -> dict[str, Any]:
     digests = b"".join(shard.sha256 for shard in shards)
     return {
