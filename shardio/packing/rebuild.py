@@ -30,12 +30,10 @@ _NOTE = "its manifest was {}: {}"
 
 
 class Claim(NamedTuple):
-    """What a file says of itself: it is this shard of a dataset, with these fields."""
+    """What a file says of itself: the number of a shard, the id of a dataset, and fields."""
 
     name: str
-    number: int
-    dataset_id: bytes
-    schema: Schema
+    says: tuple[int, bytes, tuple[tuple[str, str], ...]]
 
 
 def claims(index: Location) -> list[Claim]:
@@ -50,20 +48,20 @@ def claims(index: Location) -> list[Claim]:
                 contextlib.suppress(OSError, StorageError, DamageError, VersionError),
                 contextlib.closing(index.open(name)) as file,
             ):
-                found += [Claim(name, *said)] if (said := _said(file)) else []
+                found += [Claim(name, said)] if (said := _said(file)) else []
     return found
 
 
-def _said(file: File) -> tuple[int, bytes, Schema] | None:
+def _said(file: File) -> tuple[int, bytes, tuple[tuple[str, str], ...]] | None:
     """Return number, dataset id and fields, as a file has them. Raises DamageError."""
     start = file.read(0, min(file.size, 64))
     for format, row in PACKED.items():
         if start.startswith(row.magic):
             if format == "record":
                 schema, id_, number, *_ = read_header(file)
-                return number, id_, schema
+                return number, id_, schema.fields
             shard = row.shard(file, verify=False)
-            return shard.number, shard.dataset_id, shard.schema
+            return shard.number, shard.dataset_id, shard.schema.fields
     return None
 
 
@@ -87,7 +85,7 @@ def load(
     if copy is not None:
         one, data = _read_copy(copy)
         _refuse_older(index, one)
-        if there and one.dataset_id not in {claim.dataset_id for claim in there}:
+        if there and one.dataset_id not in {claim.says[1] for claim in there}:
             raise OptionError(
                 f"{printable(copy.url, 4096)}: its dataset is {one.dataset_id.hex()}, and none of "
                 f"the shards in {printable(index.url, 4096)} is of it: it is no copy"

@@ -48,7 +48,7 @@ from ..storage.options import Storage
 from ..units import check_group, show_count, show_size
 from . import journal, output_dir, rebuild
 from .process_pool import Progress, Report, processes, run
-from .salvage import Damaged, Piece, find, index_of, sample_of, why_lost
+from .salvage import Damaged, Piece, find, index_of, read, sample_of, why_lost
 from .shard_writer import ShardWriter
 from .values_file import write_values
 from .versions import commit_time, version_lines, with_excluded
@@ -117,6 +117,9 @@ class Repaired:
         return "\n".join([*lines, *version_lines(self.versions)])
 
 
+_Place = tuple[Location, str, bool]  # a file that may be there, and whether in the copy
+
+
 class _Mended(NamedTuple):
     """What became of one file."""
 
@@ -129,14 +132,14 @@ class _Mended(NamedTuple):
 class _Task:
     """One file that is to be in the new dataset: a shard, or values beside one."""
 
-    folder: str
     format: str
     opening: Opening
     info: ShardInfo
-    places: tuple[tuple[Location, str, bool], ...]  # that may have it; whether in the copy
+    beside: Overlay | None  # the field, of a file of values
+    folder: str
+    places: tuple[_Place, ...]
     dropped: Numbers  # records of the shard that every reader hides
     erased: bool  # whether some of these may have been erased
-    beside: Overlay | None  # the field, of a file of values
     rows: int  # records of the shard
 
     @property
@@ -185,49 +188,26 @@ class _Dataset:
             stop += info.records
             bounds = np.searchsorted(self.excluded, [start, stop])
             dropped = self.excluded[slice(*bounds)] - start
-            places = [(self.index, info.name, False), *self._elsewhere(info)]
-            if self.copy is not None:
-                names = [info.name]
-                if number < self.theirs.shards and self.theirs.format == one.format:
-                    names.append(self.theirs.shard(number).name)
-                places += [(self.copy, name, True) for name in dict.fromkeys(names)]
-            task = _Task(
-                self.folder,
-                one.format,
-                opening,
-                info,
-                tuple(places),
-                dropped,
-                info.sha256 in followed,
-                None,
-                info.records,
-            )
-            yield task
+            says = number, one.dataset_id, one.stored_schema.fields
+            own = [info.name, *(claim.name for claim in self.claims if claim.says == says)]
+            theirs = [info.name]
+            if number < self.theirs.shards and self.theirs.format == one.format:
+                theirs.append(self.theirs.shard(number).name)
+            places, erased = self._places(own, theirs), info.sha256 in followed
+            of_all = self.folder, places, dropped, erased, info.records
+            yield _Task(one.format, opening, info, None, *of_all)
             for beside, here, file in files_of_shard(opening, number):
-                places = [(self.index, file.name, False)]
-                places += [] if self.copy is None else [(self.copy, file.name, True)]
-                values.append(
-                    replace(
-                        task,
-                        format="record",
-                        opening=here,
-                        info=file,
-                        places=tuple(places),
-                        beside=beside,
-                    )
-                )
+                places = self._places([file.name], [file.name])
+                of_all = self.folder, places, dropped, erased, info.records
+                values.append(_Task("record", here, file, beside, *of_all))
         yield from values
 
-    def _elsewhere(self, info: ShardInfo) -> Iterator[tuple[Location, str, bool]]:
-        """Yield where else in the directory a shard may be: names may have been exchanged."""
-        wanted = info.number, self.one.dataset_id, self.one.stored_schema.fields
-        for claim in self.claims:
-            if claim.name != info.name and wanted == (
-                claim.number,
-                claim.dataset_id,
-                claim.schema.fields,
-            ):
-                yield self.index, claim.name, False
+    def _places(self, own: Sequence[str], theirs: Sequence[str]) -> tuple[_Place, ...]:
+        """Return where a file may be, by these names: here, then in the copy."""
+        found = [(self.index, name, False) for name in own]
+        if self.copy is not None:
+            found += [(self.copy, name, True) for name in theirs]
+        return tuple(dict.fromkeys(found))
 
 
 def repair(
@@ -266,16 +246,13 @@ def repair(
     names, splits = _splits(index, other)
     work = []
     for name in names:
-        here, there = (
-            one if one is None or not name else one.below(name) for one in (index, other)
-        )
-        assert here is not None
+        here = index.below(name) if name else index
+        there = other.below(name) if name and other is not None else other
         found = rebuild.claims(here)
         classes = None if splits is None else _classes(splits)
         stated = rebuild.load(here, there, found, classes)
         _refuse_foreign(stated[0])
-        folder = manifest.split_folder(target, name)
-        work.append(_Dataset(here, there, folder, *stated, found))
+        work.append(_Dataset(here, there, manifest.split_folder(target, name), *stated, found))
     _refuse_used(target, names, [one.one.dataset_id for one in work])
     local.refuse_if_full(target, sum(one.size for one in work))
     done = Repaired(index.url, target)
@@ -519,30 +496,21 @@ def _mend(task: _Task, add: Callable[[int], None]) -> _Mended:
 
 def _copied(task: _Task, location: Location, name: str) -> bool:
     """Copy a file, if it is the one that the manifest names. Raises StorageError."""
-    try:
-        file = _found(location, name)
-        if file is None:
-            return False
-        with (
-            contextlib.closing(file),
-            local.Draft(task.folder, task.info.name, local.token()) as draft,
-        ):
-            if file.size != task.info.size:
-                return False
-            for start in range(0, file.size, _PIECE):
-                piece = _piece(location, file, start, min(_PIECE, file.size - start))
-                if piece is None:
-                    return False
-                draft.write(piece)
-            if draft.digest() != task.info.sha256:
-                return False
-            draft.commit(task.info.name)
-            return True
-    except FileNotFoundError:
+    file, info = _open(location, name), task.info
+    if file is None:
         return False
+    with contextlib.closing(file), local.Draft(task.folder, info.name, local.token()) as draft:
+        if file.size != info.size:
+            return False
+        for start in range(0, file.size, _PIECE):
+            size = min(_PIECE, file.size - start)
+            draft.write(file.read(start, size) if location.remote else read(file, start, size))
+        if whole := draft.digest() == info.sha256:
+            draft.commit(info.name)
+        return whole
 
 
-def _found(location: Location, name: str) -> File | None:
+def _open(location: Location, name: str) -> File | None:
     """Open a file; None where there is none that can be opened. Raises StorageError of a store."""
     try:
         return location.open(name)
@@ -554,23 +522,11 @@ def _found(location: Location, name: str) -> File | None:
         return None
 
 
-def _piece(location: Location, file: File, start: int, size: int) -> bytes | None:
-    """Read a piece of a file; None where it cannot be read. Raises StorageError of a store."""
-    try:
-        return file.read(start, size)
-    except StorageError:
-        if location.remote:
-            raise
-    except DamageError:
-        pass
-    return None
-
-
 def _opened(
     task: _Task, location: Location, name: str, opened: contextlib.ExitStack
 ) -> Damaged | None:
     """Open a file that may have whole records; None: there is none."""
-    file = _found(location, name)
+    file = _open(location, name)
     if file is None:
         return None
     opened.callback(file.close)

@@ -40,6 +40,19 @@ class Piece(NamedTuple):
     size: int
 
 
+def read(file: File, start: int, length: int) -> bytes:
+    """Read bytes; zeros stand for those that cannot be read, or are behind the end."""
+    try:
+        return file.read(start, length)
+    except (StorageError, DamageError):
+        first = _BLOCK - start % _BLOCK
+        if length <= first:
+            return bytes(length)
+    more = range(start + first, start + length, _BLOCK)
+    blocks = [(start, first), *((at, min(_BLOCK, start + length - at)) for at in more)]
+    return b"".join(read(file, at, size) for at, size in blocks)
+
+
 class Damaged:
     """A file that may have whole records of a shard, opened as far as that can be done.
 
@@ -67,18 +80,8 @@ class Damaged:
                 self.foreign = "its fields are others"
 
     def read(self, start: int, length: int) -> bytes:
-        """Read bytes; zeros stand for those that cannot be read, or are behind the end."""
-        try:
-            return self._file.read(start, length)
-        except (StorageError, DamageError):
-            first = _BLOCK - start % _BLOCK
-            if length <= first:
-                return bytes(length)
-        blocks = [
-            (start, first),
-            *((at, _BLOCK) for at in range(start + first, start + length, _BLOCK)),
-        ]
-        return b"".join(self.read(at, min(size, start + length - at)) for at, size in blocks)
+        """Read bytes, as `read` does."""
+        return read(self._file, start, length)
 
     def record(self, record: int, start: int, size: int, seed: int) -> bytes | None:
         """Return the bytes of a record that lies there; None: it is not whole."""

@@ -166,6 +166,4 @@ def test_claims_are_what_files_say_of_themselves(either: Path) -> None:
     (either / second).write_bytes(data)
     found = {claim.name: claim for claim in claims(locate(either))}
     assert found.keys() == {"lost+found-1", *(one.shard(number).name for number in range(2, 6))}
-    claim = found["lost+found-1"]
-    assert (claim.number, claim.dataset_id) == (0, one.dataset_id)
-    assert claim.schema.fields == one.schema.fields
+    assert found["lost+found-1"].says == (0, one.dataset_id, one.schema.fields)
