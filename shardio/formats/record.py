@@ -620,7 +620,8 @@ class RecordShard:
         name = self._key(data[16 : 16 + min(head, length)], record)
         key = "its key cannot be read" if name is None else f"key {printable(name)}"
         advice = (
-            "The shard differs from what was packed; `shardio verify` lists all that is damaged."
+            "The shard differs from what was packed; `shardio verify` lists all that is damaged, "
+            "and `shardio repair` saves the rest."
         )
         if record in self.erased:
             what = "it was erased"
