@@ -12,12 +12,33 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.trees import content, environment, images, plant, shardio, shardio_json
+from support.object_stores import ObjectStore
+from support.trees import (
+    content,
+    environment,
+    images,
+    on_a_terminal,
+    picture,
+    plant,
+    shardio,
+    shardio_json,
+)
+from support.uploading import options
 
 import shardio as api
-from shardio import DamageError, OptionError, PlanOptions, ShardDataset, annotate, pack, verify
+from shardio import (
+    DamageError,
+    ImageOptions,
+    OptionError,
+    PlanOptions,
+    ShardDataset,
+    Storage,
+    annotate,
+    pack,
+    verify,
+)
 from shardio.dataset.reader import Reader
-from shardio.errors import BusyError, ExistsError, NotPackedError
+from shardio.errors import BusyError, ExistsError, NotPackedError, StorageError
 from shardio.formats import manifest
 from shardio.formats.record import RecordShard
 from shardio.packing import repair as module
@@ -25,6 +46,7 @@ from shardio.packing.copy import copy
 from shardio.packing.drop import drop
 from shardio.packing.output_dir import own_unplanned
 from shardio.packing.repair import LOST, repair
+from shardio.storage import ranges
 from shardio.storage.location import locate
 
 FORMATS = ("record", "lmdb")
@@ -53,6 +75,13 @@ def out(whole: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def new(tmp_path: Path) -> Path:
     return tmp_path / "new"
+
+
+@pytest.fixture
+def at_store(bucket: ObjectStore) -> Iterator[Storage]:
+    """How the bucket is reached; no process that reached it stays."""
+    yield options(bucket)
+    ranges.close()
 
 
 def shard_paths(folder: Path) -> list[Path]:
@@ -337,6 +366,65 @@ def test_another_dataset_is_no_copy(out: Path, new: Path, tmp_path: Path) -> Non
     with pytest.raises(OptionError, match="it is no copy"):
         repair(out, new, copy=tmp_path / "o2")
     assert not new.exists()
+
+
+def test_what_a_store_has_takes_the_place_of_what_is_lost_here(
+    whole: Path, out: Path, new: Path, bucket: ObjectStore, at_store: Storage
+) -> None:
+    bucket.put_folder(whole, "copy/")
+    first, second, _ = shard_paths(out)
+    change(first, flip(places(whole)[0][1][0] + 30))
+    os.remove(second)
+    repair(out, new, copy=f"{bucket.url}/copy", storage=at_store, jobs=1)
+    assert content(new) == content(whole)
+    shutil.rmtree(new)
+    change(shard_paths(out)[0], flip(places(whole)[0][1][0] + 31, places(whole)[0][6][0] + 30))
+    bucket.put({f"copy/{first.name}": first})  # damaged there, too, at another place
+    change(first, flip(places(whole)[0][4][0] + 30))
+    repair(out, new, copy=f"{bucket.url}/copy", storage=at_store, jobs=1)
+    check(whole, new, [number for number in range(24) if number not in (1, 6)])
+    assert not [name for name in os.listdir(new) if name.startswith((".", "tmp"))]
+
+
+def test_a_dataset_in_a_store_is_repaired_into_a_directory(
+    whole: Path, out: Path, new: Path, bucket: ObjectStore, at_store: Storage
+) -> None:
+    change(shard_paths(out)[0], cut(2000))
+    kept = [number for number in survivors(whole, out) if number < 16]
+    os.remove(shard_paths(out)[2])
+    bucket.put_folder(out, "broken/")
+    repair(f"{bucket.url}/broken", new, storage=at_store, jobs=1)
+    check(whole, new, kept)
+
+
+def test_a_store_that_fails_is_an_error_and_no_damage(
+    whole: Path, out: Path, new: Path, bucket: ObjectStore, at_store: Storage
+) -> None:
+    bucket.put_folder(whole, "copy/")
+    os.remove(shard_paths(out)[0])
+    away = options(bucket.through(1), timeout_s=0.1)
+    with pytest.raises(StorageError):
+        repair(out, new, copy=f"{bucket.url}/copy", storage=away, jobs=1)
+    assert not (new / "manifest.json").exists()
+
+
+# --- kinds of images ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["raw", "tiles"])
+def test_raw_pixels_and_tiles_are_records_like_others(kind: str, new: Path, tmp_path: Path) -> None:
+    tree = {f"{i % 2}/{i}.jpg": picture(300, 200 + 16 * i * (kind == "tiles")) for i in range(6)}
+    plant(tmp_path / "pictures", tree)
+    how = ImageOptions(encode="raw") if kind == "raw" else ImageOptions(jpeg_tiles=True)
+    pack(tmp_path / "pictures", tmp_path / "out", images=how, jobs=1)
+    before, records = list(api.open(tmp_path / "out", decode=None)), places(tmp_path / "out")[0]
+    repair(tmp_path / "out", tmp_path / "same", jobs=1)
+    assert content(tmp_path / "same") == content(tmp_path / "out")
+    change(shard_paths(tmp_path / "out")[0], zero(records[2][0] + 300, 200))
+    repair(tmp_path / "out", new, jobs=1)
+    assert list(api.open(new, decode=None)) == before[:2] + before[3:]
+    assert verify(new, decode=True, sha256=True, jobs=1).damages == []
+    assert manifest.load(locate(new)).options == manifest.load(locate(tmp_path / "same")).options
 
 
 # --- versions, drops, values beside ---------------------------------------------------------------
@@ -645,6 +733,8 @@ def test_exit_codes_and_what_is_said(whole: Path, out: Path, new: Path, tmp_path
     again = shardio("repair", out, tmp_path / "c", "--from", whole, "--jobs", "1").stdout
     assert "24 records in 3 shards" in again and "1 taken from the copy" in again
     assert "is not empty" in shardio("repair", out, new, code=1).stderr
+    code, seen = on_a_terminal("verify", out)
+    assert code == 3 and "`shardio repair OUT NEW` saves the rest" in seen
 
 
 def test_training_goes_over_what_is_left(whole: Path, out: Path, new: Path) -> None:
