@@ -31,6 +31,7 @@ Look, check, leave
     tune               Say which shuffle buffer to set; mostly: none, keep the default.
     bench              Measure this machine with a dataset, and say which settings to use.
     verify             Check every record of a dataset.
+    repair             Write what is whole of a damaged dataset into a new one.
     unpack             Write the files back as they were packed.
     export             Write a dataset in another format.
     copy               Copy a dataset between disks and object stores, checked and resumable.
@@ -127,6 +128,7 @@ if TYPE_CHECKING:
     from .packing.pack import pack as pack
     from .packing.pack import plan as plan
     from .packing.ray_executor import RayExecutor as RayExecutor
+    from .packing.repair import repair as repair
     from .packing.unpack import unpack as unpack
     from .packing.update import update as update
     from .packing.verify import verify as verify
@@ -178,6 +180,7 @@ _HOMES = {
     "pack": "packing.pack",
     "plan": "packing.pack",
     "prefetch": "loader.device",
+    "repair": "packing.repair",
     "restore": "packing.versions",
     "tag": "packing.versions",
     "tune": "tuning.tune",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 _FILES = ("SRC", "FILE")  # what stands for a file, or a folder
-_FOLDERS = ("OUT", "DIR", "DST", "IDX", "FOLDER", "OTHER")
+_FOLDERS = ("OUT", "DIR", "DST", "IDX", "FOLDER", "OTHER", "NEW", "COPY")
 
 
 def script(parser: ArgumentParser, commands: Mapping[str, Sequence[Action]], shell: str) -> str:
@@ -35,7 +35,7 @@ def script(parser: ArgumentParser, commands: Mapping[str, Sequence[Action]], she
     return str(shtab.complete(parser, shell))
 
 
-def _words() -> dict[tuple[str, str], Iterable[str]]:
+def _words() -> dict[tuple[str, str], Iterable[str] | None]:
     """Return the values of an option of a command, or of "": of all that have it."""
     from ..formats import EXPORTED, FOREIGN, PACKED
     from ..packing.sources import KINDS
@@ -45,6 +45,7 @@ def _words() -> dict[tuple[str, str], Iterable[str]]:
         ("index", "--format"): FOREIGN,
         ("", "--format"): PACKED,
         ("", "--from"): KINDS,
+        ("repair", "--from"): None,  # a folder
         ("", "--encode"): ("raw",),
         ("", "--tail"): ("pad", "drop", "exact"),
     }

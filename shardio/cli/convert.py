@@ -1,4 +1,4 @@
-"""`index`, `unpack`, `export` and `copy`: from the files of others, back to them, and elsewhere."""
+"""`index`, `unpack`, `export`, `copy`, `repair`: from files of others, back to them, elsewhere."""
 
 from __future__ import annotations
 
@@ -63,6 +63,15 @@ def _copy(output: Output, **call: Any) -> int:
     with output.progress("listing", "copying", "committing") as progress:
         done = copy(**call, progress=progress, announce=output.announce)
     return output.show(done)
+
+
+def _repair(output: Output, **call: Any) -> int:
+    from ..packing.repair import repair
+
+    with output.progress("looking", "repairing", "committing") as progress:
+        done = repair(**call, progress=progress)
+    output.show(done)
+    return SKIPPED if done.lost else DONE
 
 
 INDEX = Command(
@@ -146,4 +155,21 @@ COPY = Command(
         "shardio copy packed s3://bucket/packed --jobs 8",
     ),
     resume_hint=lambda options: RESUME_HINT,
+)
+
+REPAIR = Command(
+    "repair",
+    "write what is whole of a damaged dataset into a new one",
+    _repair,
+    "packing.repair:repair storage.options:Storage",
+    option("path", "OUT", "the damaged directory, or its URL"),
+    option("new", "NEW"),
+    option("--from", "COPY", dest="copy"),
+    JOBS,
+    *STORE,
+    examples=(
+        "shardio repair packed mended",
+        "shardio repair packed mended --from s3://bucket/packed",
+    ),
+    forks=True,
 )

@@ -343,6 +343,9 @@ def _verify(output: Output, *, dropped: str | None = None, **call: Any) -> int:
         paint(str(found), style, sys.stdout), facts=found, brief=paint(told, style, sys.stdout)
     )
     if found.damages:
+        if found.sought is None and output.is_watched:
+            hint = "`shardio repair OUT NEW` saves the rest; --from COPY takes it from a copy"
+            output.announce(paint(hint, "hint", sys.stderr))
         return DAMAGED
     return FAILED if found.unread else DONE
 

@@ -16,7 +16,7 @@ from .advise import BENCH, EXPLAIN, TUNE
 from .cache import CACHE
 from .command import Command, option
 from .completion import SHELLS, script
-from .convert import COPY, EXPORT, INDEX, UNPACK
+from .convert import COPY, EXPORT, INDEX, REPAIR, UNPACK
 from .look import CAT, INFO, LS, VERIFY
 from .output import Output, paint
 from .pack import APPEND, COMMIT, GC, PACK, PLAN, UPDATE
@@ -43,7 +43,7 @@ COMPLETION = Command(
     ),
 )
 COMMANDS = (
-    *(PACK, PLAN, COMMIT, INDEX, UNPACK, EXPORT, INFO, LS, CAT, VERIFY, VIEW),
+    *(PACK, PLAN, COMMIT, INDEX, UNPACK, EXPORT, INFO, LS, CAT, VERIFY, REPAIR, VIEW),
     *(APPEND, UPDATE, DROP, ANNOTATE, COMPACT, LOG, DIFF, TAG, RESTORE, GC),
     *(EXPLAIN, TUNE, BENCH, COPY, CACHE, COMPLETION),
 )

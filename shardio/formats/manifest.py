@@ -189,7 +189,9 @@ class Manifest:
             "Python storage=shardio.Storage(root=...); else restore it, or index anew"
         )
         if self.format in SUFFIXES and data is index:
-            advice = "Restore it from a copy, or pack again"
+            advice = (
+                "Restore it from a copy, or pack again; `shardio repair` saves the other shards"
+            )
         what = f"the manifest names this shard, of {info.records:,} records, but it is not there"
         return f"{path_in(data, info.name)}: {what}. {advice}"
 
@@ -250,6 +252,11 @@ def extended(
     }
     blobs = one.blob_bytes + blob_bytes
     return replace(one, **joined, blob_bytes=blobs, classes=classes, digest="")
+
+
+def with_shards(one: Manifest, shards: Sequence[ShardInfo]) -> Manifest:
+    """Build a manifest with these shards instead of those of another one."""
+    return replace(one, **_columns(shards))
 
 
 def _columns(shards: Sequence[ShardInfo]) -> dict[str, Any]:
@@ -545,7 +552,7 @@ def _check_digest(data: bytes, where: str) -> None:
     if found != digest[1].decode():
         raise DamageError(
             f"{where}: its SHA-256 is {found}, but it says {digest[1].decode()}. It was damaged, "
-            "or edited by hand: restore it, or pack again"
+            "or edited by hand: restore it, or pack again; `shardio repair` may make another"
         )
     _check_version(data, where)
 

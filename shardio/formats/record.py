@@ -16,8 +16,8 @@ Version 0 has such records only. In version 1 some were erased (packing/erase.py
 
 A record's `length` counts head and blobs, `head` the bytes of its head alone. Its checksum covers
 all that follows it, and is seeded with the shard and the record's number, so that a record in
-another's place, of this shard or another, is damage too (see `_seed`). The header's checksum covers
-all before it; the trailer's, the index and the trailer before it. All are xxh3_64
+another's place, of this shard or another, is damage too (see `seed_of`). The header's checksum
+covers all before it; the trailer's, the index and the trailer before it. All are xxh3_64
 (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md).
 """
 
@@ -83,7 +83,7 @@ _TEXT_KEY = b"t"  # in place of "k": a str
 _LETTERS = dict(key="k", int="i", float="f", bool="b", str="s", image="B", bytes="B")
 
 
-def _seed(dataset_id: bytes, number: int) -> int:
+def seed_of(dataset_id: bytes, number: int) -> int:
     """Return the seed of a shard's record 0, to which a record's number is added; low half 0.
 
     Records of one size lie at the same offsets in every shard, so with a seed of the number alone a
@@ -113,7 +113,7 @@ class RecordEncoder:
         self.records = 0
         self.blob_bytes = 0
         self.index_checksum = 0
-        self._seed = _seed(dataset_id, number)
+        self._seed = seed_of(dataset_id, number)
         self._size = 0
         self._lengths: list[int] = []
         self._hashes: list[int] = []
@@ -244,7 +244,7 @@ class RecordShard:
         if self._remote and file is self._file and info and dataset_id and schema:
             self.schema, self.dataset_id, self.number = schema, dataset_id, info.number
         else:
-            self.schema, self.dataset_id, self.number, start, version = _read_header(file)
+            self.schema, self.dataset_id, self.number, start, version = read_header(file)
         letters = [_LETTERS.get(kind, "") for _, kind in self.schema.fields]
         self._letters = "".join(letters).encode() if all(letters) else b""
         # Asked once: it reads one record, and to ask takes a tenth of that.
@@ -287,7 +287,7 @@ class RecordShard:
         except (TypeError, ValueError) as error:
             raise DamageError(f"{file.name}: index at byte {index_offset}: {error}") from None
         self.key_hashes = hashes
-        self._seed = _seed(self.dataset_id, self.number)
+        self._seed = seed_of(self.dataset_id, self.number)
         self.sizes = lengths.astype(np.int64) + FRAME.size
         return start or index_offset - int(self.sizes.sum()), index_offset
 
@@ -638,7 +638,8 @@ class RecordShard:
         name = self._key(data[16 : 16 + min(head, length)], record)
         key = "its key cannot be read" if name is None else f"key {printable(name)}"
         advice = (
-            "The shard differs from what was packed; `shardio verify` lists all that is damaged."
+            "The shard differs from what was packed; `shardio verify` lists all that is damaged, "
+            "and `shardio repair` saves the rest."
         )
         if record in self.erased:
             what = "it was erased"
@@ -712,7 +713,7 @@ def whole_runs(shard: Shard, start: int, stop: int) -> Iterator[tuple[int, int]]
         yield start, stop
 
 
-def _read_header(file: Readable) -> tuple[Schema, bytes, int, int, int]:
+def read_header(file: Readable) -> tuple[Schema, bytes, int, int, int]:
     """Return schema, dataset id, shard number, the byte at which records begin, and version."""
     if file.size < _HEADER.size + 8 + _TRAILER_SIZE:
         raise DamageError(f"{file.name}: {file.size} bytes are too few for a record shard")

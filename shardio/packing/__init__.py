@@ -29,6 +29,9 @@ Its files:
     scan           what is in them
     scan_notes     what parts of an index found in them
     verify         every byte is checked
+    repair         a new dataset of what is whole of a damaged one
+    salvage        whole records in damaged files
+    rebuild        what a dataset is whose manifest is damaged
     unpack         shards back to files
     export         shards to other formats
     export_parts   what each process of a job array exported

@@ -100,12 +100,8 @@ def commit(
 
     Raises BusyError where another one was committed since, StorageError.
     """
-    # https://reproducible-builds.org/specs/source-date-epoch: equal commits make equal files.
-    given = os.environ.get("SOURCE_DATE_EPOCH", "")
-    seconds = int(given) if re.fullmatch("[0-9]{1,11}", given) else None
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
     own = {name: count for name, count in changes.items() if count}
-    this = Commit(before.version_id, now, command, own)
+    this = Commit(before.version_id, commit_time(), command, own)
     named = files_of(after)
     gone = {old: one for old, one in {**before.erased, **after.erased}.items() if old not in named}
     new = replace(after, version=GROWN, library=__version__, commit=this, erased=gone, digest="")
@@ -120,6 +116,14 @@ def commit(
     place.put(kept_name(before.version_id), old.data)
     place.replace(MANIFEST, old, new.dump(), kept_name(new.version_id))
     return new
+
+
+def commit_time() -> str:
+    """Return the time, in UTC, as manifests have it."""
+    # https://reproducible-builds.org/specs/source-date-epoch: equal commits make equal files.
+    given = os.environ.get("SOURCE_DATE_EPOCH", "")
+    seconds = int(given) if re.fullmatch("[0-9]{1,11}", given) else None
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def with_excluded(one: Manifest, numbers: Numbers) -> tuple[Manifest, dict[str, bytes]]:

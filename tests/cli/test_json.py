@@ -46,6 +46,7 @@ CALLS = {
     "cat": "out 0",
     "cat --output": "first.jpg out 0",
     "verify": "out",
+    "repair": "out mended",
     "view --html": "report.html out",
     "explain": "out",
     "tune": "out --batch-size 4",

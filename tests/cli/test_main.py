@@ -72,6 +72,7 @@ def test_no_command_imports_torch(source: Path, out: Path, tmp_path: Path) -> No
         "export": [out, tmp_path / "export", "--format", "webdataset"],
         "unpack": [out, tmp_path / "back"],
         "copy": [out, tmp_path / "copy"],
+        "repair": [out, tmp_path / "mended"],
         "cat": [out, "0"],
         "tune": [out, "--batch-size", "4"],
         "view": [out, "--port", "70000"],  # which is none
@@ -232,6 +233,7 @@ def test_what_is_not_packed_is_said(name: str, tmp_path: Path, run: Run) -> None
         "export": [tmp_path / "export", "--format", "webdataset"],
         "unpack": [tmp_path / "back"],
         "copy": [tmp_path / "copy"],
+        "repair": [tmp_path.parent / "mended"],
         "cat": ["0"],
         "tune": ["--batch-size", "4"],
         "drop": ["--where", "label=class0"],

@@ -163,6 +163,7 @@ PAGES = {
             packed_and_new,
             smaller=(
                 ("record 50 at byte 59034", "record ... at byte ..."),  # as large as PIL makes them
+                ("record 50, key", "record ..., key"),
                 ("daisy/022.jpg", "..."),
             ),
         ),

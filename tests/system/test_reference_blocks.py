@@ -353,6 +353,7 @@ PAGES = {
                 ("$ shardio index photos\nphotos:", "$ cp -r photos own; shardio index own\nown:"),
                 ("of=packed/00000-c6da37c1.shard", "of=$(echo packed/00000-*.shard)"),
                 ("record 4 at byte 4685, key dog/081.jpg", "record ... at byte ..., key ..."),
+                ("record 4, key dog/081.jpg", "record ..., key ..."),
                 ("is 0x32bc3576e3cd183a, expected 0xc48db4213c85d141.", "is ..., expected ..."),
                 ("$ shardio gc packed\n", f"{REPLACED}\n$ shardio gc packed\n"),
             ),
