@@ -26,10 +26,6 @@ from shardio import ShardLoader, WorkerError
 TIMEOUT_S = 3  # of loaders, where a worker is to hang
 
 
-class Unliked(Exception):
-    """What a user's decode raises."""
-
-
 @dataclass
 class Fails:
     """Decodes; the n-th time that it meets a record its process fails."""
@@ -53,7 +49,7 @@ class Fails:
 def fail(how: str, scratch: str) -> None:
     Path(scratch, "at").write_text(f"{time.monotonic()}")
     if how == "exception":
-        raise Unliked("not liked")
+        raise ValueError("not liked")
     if how == "_exit(0)":
         os._exit(0)
     if how == "hang":
@@ -112,7 +108,7 @@ def main(folder: str, scratch: str, options: str) -> None:
             got = []
             for batch in loader:
                 got += labels([batch])
-    except (Unliked, WorkerError, *DIED) as error:
+    except (ValueError, WorkerError, *DIED) as error:
         caught = error
     while given["loader"] == "DataLoader":
         try:  # torch raises again, wherever this process is when it learns of the death
@@ -125,7 +121,7 @@ def main(folder: str, scratch: str, options: str) -> None:
     assert got == steps[: len(got)] and len(got) < len(steps) + between, "batches are wrong"
     text = "".join(traceback.format_exception(caught))
     if given["how"] == "exception":
-        assert isinstance(caught, Unliked), text
+        assert isinstance(caught, ValueError), text
     if not between and (given["loader"] == "ShardLoader" or given["how"] == "exception"):
         assert f"k/{target:06}.jpg" in text, f"it does not name record {target}: {text}"
     caught = None
