@@ -26,7 +26,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -499,13 +499,14 @@ class RecordShard:
             bounds = zip(begins[done:].tolist(), ends[done:].tolist(), strict=True)
             frame = FRAME.unpack_from
             yield self.schema.decode_run(
-                block, bounds, seed + done, frame, _checksum, self._wrong, text
+                block, bounds, seed + done, frame, _checksum, self._alone, text
             )
 
-    def _wrong(self, number: int, held: bytes) -> NoReturn:
-        """Raise the error for a record of a run, found by decoding it alone."""
-        self._decode(number - self._seed, held)
-        raise AssertionError(f"{self.name}: record {number - self._seed} is right only alone")
+    def _alone(self, number: int, held: bytes, text: bool) -> Sample:
+        """Return a record of a run that is damaged there, as it comes again. Raises DamageError."""
+        sample = self._decode(number - self._seed, held)
+        assert self._remote, f"{self.name}: record {number - self._seed} is right only alone"
+        return give_text_key(sample) if text else sample
 
     def hold(self, start: int, stop: int) -> list[bytes | None]:
         """Return records [start, stop) as bytes, to be decoded later; None: it is damaged.

@@ -71,13 +71,13 @@ class Schema:
 
     `fields`: pairs of name and kind, `__key__` first.
     `decode(body, at, blobs) -> Sample`: of the bytes `body`, the head is [at:blobs], the blobs are
-    the rest. `decode_run(block, bounds, first, frame, checksum, wrong, text)` iterates over the
+    the rest. `decode_run(block, bounds, first, frame, checksum, alone, text)` iterates over the
     samples of records in one block of bytes, with their keys as str where `text` says so. `bounds`
     are the bytes at which each begins and ends, `first` is the number of the first. `frame(block,
     at)` gives (checksum, length, length of head), the 16 bytes before each head. `checksum(bytes
     from byte 8, number)` must equal it (the caller bounds the length of heads, by what `block`
     holds).
-    `wrong(number, bytes)` raises for a record that is not right.
+    `alone(number, bytes, text)` gives a record that is not right as it comes again, or raises.
     All values are owned copies. From `decode`, ValueError, TypeError and msgpack's errors tell that
     a record is not what `fields` say.
     """
@@ -330,7 +330,7 @@ def _compile(
         f"    [{', '.join(v)}] = values = unpack(body[start:at])",
         *(f"    {line}" for line in body),
         f"    return {sample}",
-        "def decode_run(block, bounds, first, frame, checksum, wrong, text):",
+        "def decode_run(block, bounds, first, frame, checksum, alone, text):",
         "    for number, (begin, stop) in enumerate(bounds, first):",
         "        try:",
         "            expected, framed, at = frame(block, begin)",
@@ -342,7 +342,8 @@ def _compile(
         f"            [{', '.join(v)}] = values = unpack(body[8:at])",
         *(f"            {line}" for line in body),
         "        except Exception:",
-        "            wrong(number, block[begin:stop])",
+        "            yield alone(number, block[begin:stop], text)",
+        "            continue",
         "        if text:",
         "            try:",
         f"                {v[0]} = {v[0]}.decode()",

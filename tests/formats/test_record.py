@@ -652,6 +652,39 @@ def test_a_scan_never_swallows_what_it_cannot_explain(monkeypatch: pytest.Monkey
         list(shard.scan(0, 3))
 
 
+class Mended(Bytes):
+    """A file of a store: what came damaged is right when it is read again."""
+
+    def __init__(self, data: bytes, right: bytes) -> None:
+        super().__init__(data)
+        self.right, self.again = right, 0
+
+    def keep_end(self, size: int) -> bool:
+        return True
+
+    def read_again(self, start: int, length: int) -> bytes:
+        self.again += 1
+        return self.right[start : start + length]
+
+
+@pytest.mark.parametrize("core", [True, False])
+@pytest.mark.parametrize("text", [True, False])
+def test_a_scan_goes_on_with_what_is_right_when_it_is_read_again(
+    monkeypatch: pytest.MonkeyPatch, core: bool, text: bool
+) -> None:
+    if not core:
+        monkeypatch.setattr(native, "core", None)
+    data, info = write(small())
+    damaged = bytearray(data)
+    damaged[data.index(bytes([1]) * 24)] ^= 1
+    file, schema = Mended(damaged, data), Schema(FIELDS)
+    right = list(RecordShard(Bytes(data), info, ID).scan(0, 3, text=text))
+    assert list(RecordShard(file, info, ID, schema=schema).scan(0, 3, text=text)) == right
+    assert file.again == 1
+    with pytest.raises(DamageError, match="record 1 "):
+        list(RecordShard(Mended(damaged, damaged), info, ID, schema=schema).scan(0, 3))
+
+
 def test_a_head_longer_than_the_record_does_not_pass_with_a_negative_blob() -> None:
     refused(forge([record(msgpack.packb([b"k", -5, 1]), head_length=len(GOOD) + 5)]))
 

@@ -3,10 +3,8 @@
 import fcntl
 import itertools
 import os
-import random
 import shutil
 import stat
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +14,7 @@ from support import LIMIT_S
 from support.caching import (
     DATASET,
     RANGE,
+    any_steps,
     arguments,
     cache_at,
     child,
@@ -477,61 +476,6 @@ def test_files_of_another_user_are_used_in_a_shared_directory_only(folder: Path)
 
 
 # --- chance -------------------------------------------------------------------------------------
-
-ANY = """
-    import random
-    rng = random.Random(int(sys.argv[2]))
-    cache = cache_at(path, ranges=40)
-    files, full = {}, 0
-    for step in range(int(sys.argv[3])):
-        shard = rng.randrange(8)
-        file = files.get(shard) or files.setdefault(shard, open_shard(cache, shard))
-        n, what = rng.randrange(11), rng.random()
-        try:
-            if what < 0.06:
-                files.pop(shard).close()
-            elif what < 0.08:
-                file.distrust(n)
-            elif what < 0.10:
-                claim = file.claim(n)
-                if claim is not None:
-                    claim.abandon()
-            elif what < 0.11 and sys.argv[2] == "0":
-                from shardio.storage.cache import clear
-                clear(path)
-            elif what < 0.2:
-                fill(file, n)
-        except CacheFull:
-            full += 1
-            files.pop(shard).close()
-            continue
-        if file.has(n, n + 1):
-            assert is_right(file, n), (step, shard, n)
-"""
-
-
-def any_steps(folder: Path, seed: int, steps: int) -> None:
-    """Run four processes on a cache, kill two of them at a time by chance, and look at the end."""
-    rng = random.Random(seed)
-    children = [child(ANY, folder, str(seed * 4 + n), str(steps)) for n in range(4)]
-    for one in children[2:]:
-        try:
-            one.wait(timeout=rng.uniform(0.2, 1.0))
-        except subprocess.TimeoutExpired:
-            one.kill()
-    for number, one in enumerate(children):
-        one.communicate(timeout=LIMIT_S)
-        assert one.returncode == 0 or (number >= 2 and one.returncode == -9)
-    cache = cache_at(folder, ranges=40)
-    assert on_disk(folder) <= cache.limit_bytes + 4 * RANGE
-    for shard in range(8):
-        file = open_shard(cache, shard)
-        for number in range(11):
-            assert not file.has(number, number + 1) or is_right(file, number)
-            claim = file.claim(number, timeout_s=0)
-            assert claim is not None or file.has(number, number + 1)
-            del claim
-        file.close()
 
 
 def test_four_processes_do_anything(folder: Path) -> None:

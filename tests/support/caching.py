@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from shardio.storage.cache import CacheDirectory
 from shardio.storage.cached_file import CachedFile
+from support import LIMIT_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RANGE = 64 << 10
@@ -89,3 +91,59 @@ def child(code: str, *more: str | Path, **options: object) -> "subprocess.Popen[
 def environment() -> dict[str, str]:
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     return os.environ | {"PYTHONPATH": paths}
+
+
+ANY = """
+    import random
+    rng = random.Random(int(sys.argv[2]))
+    cache = cache_at(path, ranges=40)
+    files, full = {}, 0
+    for step in range(int(sys.argv[3])):
+        shard = rng.randrange(8)
+        file = files.get(shard) or files.setdefault(shard, open_shard(cache, shard))
+        n, what = rng.randrange(11), rng.random()
+        try:
+            if what < 0.06:
+                files.pop(shard).close()
+            elif what < 0.08:
+                file.distrust(n)
+            elif what < 0.10:
+                claim = file.claim(n)
+                if claim is not None:
+                    claim.abandon()
+            elif what < 0.11 and sys.argv[2] == "0":
+                from shardio.storage.cache import clear
+                clear(path)
+            elif what < 0.2:
+                fill(file, n)
+        except CacheFull:
+            full += 1
+            files.pop(shard).close()
+            continue
+        if file.has(n, n + 1):
+            assert is_right(file, n), (step, shard, n)
+"""
+
+
+def any_steps(folder: Path, seed: int, steps: int, processes: int = 4) -> None:
+    """Run processes on a cache, kill some of them at a time by chance, and look at the end."""
+    rng = random.Random(seed)
+    children = [child(ANY, folder, str(seed * 4 + n), str(steps)) for n in range(processes)]
+    for one in children[2:4]:
+        try:
+            one.wait(timeout=rng.uniform(0.2, 1.0))
+        except subprocess.TimeoutExpired:
+            one.kill()
+    for number, one in enumerate(children):
+        one.communicate(timeout=LIMIT_S)
+        assert one.returncode == 0 or (number in (2, 3) and one.returncode == -9)
+    cache = cache_at(folder, ranges=40)
+    assert on_disk(folder) <= cache.limit_bytes + processes * RANGE
+    for shard in range(8):
+        file = open_shard(cache, shard)
+        for number in range(11):
+            assert not file.has(number, number + 1) or is_right(file, number)
+            claim = file.claim(number, timeout_s=0)
+            assert claim is not None or file.has(number, number + 1)
+            del claim
+        file.close()

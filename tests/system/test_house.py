@@ -188,6 +188,7 @@ def test_a_room_s_docstring_lists_its_files() -> None:
 def test_the_tests_mirror_the_rooms() -> None:
     rooms = {path.name for path in (ROOT / "shardio").iterdir() if path.is_dir()}
     others = {"system", "support", "golden", "fuzz", "frameworks", "format_tools", "without_core"}
+    others.add("trust")
     for path in sources(ROOT, "tests"):
         if path != "tests/conftest.py":
             assert path.split("/")[1] in rooms | others, path

@@ -55,7 +55,7 @@ class Power(Section):
             become(out.parent, state)
             if not SCENES[name].where:
                 self._old_or_new(out, recording, cut)
-            self.stage.check(name, out)
+            self.stage.check(name, out, torn=True)
         self.stage.discard(out)
         return f"{name}: power cut"
 
