@@ -91,8 +91,8 @@ class Cropper:
             self._settle()
             left = self._decode_at_once(crops, rows, out)
             if len(left):
-                made = self._decoded(crops, left, left is not rows, undecoded)
-                pictures = _at(left, made, len(crops))
+                decoded = self._decoded(crops, left, left is not rows, undecoded)
+                pictures = _at(left, decoded, len(crops))
                 self._resample(pictures, crops, out)
         return out
 

@@ -109,11 +109,11 @@ class Transfer:
         there = [crop(one) if isinstance(one, EncodedCrops) else copy(one) for one in parts]
         copied()
         there = self._images.finish_all(there, cropped)
-        made = _rebuilt(batch, there)
+        arrived = _rebuilt(batch, there)
         if skips is not None and undecoded:
-            made = skips.fill(made, undecoded, size)
-            there = [part for part in leaves(made) if isinstance(part, torch.Tensor)]
-        return made, there
+            arrived = skips.fill(arrived, undecoded, size)
+            there = [part for part in leaves(arrived) if isinstance(part, torch.Tensor)]
+        return arrived, there
 
     def behind(self) -> bool:
         """Return True if the device has not begun with the work since the last hand-out, so that it
