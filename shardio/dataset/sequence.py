@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, starmap
@@ -235,8 +234,7 @@ class ShardSequence(ManifestInfo, SkippedInfo, Sequence[Any]):
     def __iter__(self) -> Iterator[Any]:
         if self.skips:
             self.adopt_skips()
-            self.name_pass(secrets.token_hex(8))
-            skipping = SkippingPass(self.skips[0], 0, len(self), lambda row: iter(()))
+            skipping = SkippingPass(self.skips[0], 0, len(self), own=True)
             return skipping.of(self._good(skipping), fills=False)
         if self._rows.step != 1:
             return map(self.__getitem__, range(len(self)))

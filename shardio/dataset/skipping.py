@@ -203,10 +203,17 @@ class SkippingPass:
 
     rows       rows of the pass, on one rank
     following  iterates over the records that may fill the row of one, as rows
+    own        nobody else makes items of the pass: it counts by itself
     """
 
     def __init__(
-        self, skips: Skips, epoch: int, rows: int, following: Callable[[Any], Iterator[Any]]
+        self,
+        skips: Skips,
+        epoch: int,
+        rows: int,
+        following: Callable[[Any], Iterator[Any]] = lambda row: iter(()),
+        *,
+        own: bool = False,
     ) -> None:
         self._skips, self._epoch, self._following = skips, epoch, following
         most = skips.choice.most
@@ -214,7 +221,7 @@ class SkippingPass:
         self._rows, self._own, self._in_a_row = rows, 0, 0
         self._lock = threading.Lock()
         self._read = self._noted = 0  # bytes of the list, and lines of this pass in these
-        self._id = skips.pass_id
+        self._id = secrets.token_hex(8) if own else skips.pass_id
 
     def of(self, batches: Iterable[Any], *, fills: bool = True) -> Iterator[Any]:
         """Iterate over the batches of the pass, and say at its end how many were skipped.
@@ -223,6 +230,10 @@ class SkippingPass:
         out.
         """
         yield from batches
+        self.tell(fills=fills)
+
+    def tell(self, *, fills: bool = True) -> None:
+        """Say how many were skipped, at the end of the pass."""
         if self._own:
             instead = f" in epoch {self._epoch}, and other records in their place" if fills else ""
             warnings.warn(

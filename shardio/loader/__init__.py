@@ -19,6 +19,7 @@ Its files:
     device_crops       decode="cuda": encoded crops to pixels on the device
     device_decode      the decoders of JPEGs
     decode_advice      whether the cores or the GPU should decode
+    device_skips       what fills rows that the device cannot decode, if records may be skipped
     device_resize      Pillow's resize, by operations of torch
     device_kernels     the same by kernels of Triton, and normalised with it
     pinned             page-locked memory

@@ -27,6 +27,7 @@ from ..errors import OptionError, StateError, printable
 from ..units import check_int
 from .device_crops import Cropper
 from .device_decode import check_name, find_decoder
+from .device_skips import DeviceSkips, device_skips
 from .normalize import Images, check_kernels, takes_triton
 from .pinned import Pin, page_lock, page_unlock
 from .stats import BatchStats, DecodeCounts
@@ -134,7 +135,8 @@ class Prefetch:
         self._passing: weakref.ref[DevicePrefetcher] | None = None
 
     def __iter__(self) -> DevicePrefetcher:
-        ahead = DevicePrefetcher(self.loader, self.target)
+        skips = device_skips(getattr(self.loader, "dataset", self.loader))
+        ahead = DevicePrefetcher(self.loader, self.target, skips)
         self._passing = weakref.ref(ahead)
         return ahead
 
@@ -280,8 +282,12 @@ class DevicePrefetcher(BatchIterator):
     idle_s: float | None = None
     behind: bool = False
 
-    def __init__(self, batches: Iterable[Any], target: DeviceTarget) -> None:
+    def __init__(
+        self, batches: Iterable[Any], target: DeviceTarget, skips: DeviceSkips | None = None
+    ) -> None:
+        """skips: fills rows that cannot be decoded; None: they raise."""
         self.taken = 0
+        self._skips = skips
         self._iterator = iter(batches)
         self._transfer = target.transfer()
         self._most = target.ahead + 1  # sent and not handed out; sent and not yet read
@@ -305,6 +311,8 @@ class DevicePrefetcher(BatchIterator):
         if not self._sent:
             error, self._error = self._error, None
             if error is None:
+                if self._skips is not None:
+                    self._skips.end()
                 raise StopIteration
             try:
                 raise error
@@ -349,7 +357,8 @@ class DevicePrefetcher(BatchIterator):
             return
         began = perf_counter()
         try:
-            sent = self._transfer.send(batch)
+            skips = () if self._skips is None else (self._skips,)
+            sent = self._transfer.send(batch, *skips)
         except Exception as error:
             self._error = error
             self._ended = True  # the iterator may go on, but this batch is lost

@@ -20,12 +20,14 @@ from ..errors import DecodeError
 from ..images.device_crop import Place, Reason
 from .device_decode import PIL, Decoder, decode_by_pil
 from .device_resize import resample
+from .device_skips import Undecoded
 from .normalize import Images
 from .stats import DecodeCounts
 
 _cuda: Any = torch.cuda  # it has no types
 
 Rows = NDArray[np.int64]
+Picture = torch.Tensor | None  # None: there is none
 
 # Bytes of pictures that are decoded at a time: 1,900 photographs of 500 x 375, 29 of 12 megapixels,
 # of which a batch of 256 would take 9 GB.
@@ -52,10 +54,17 @@ class Cropper:
         self._find: Callable[[torch.device], Decoder | None] | None = find
         self._decoder: Decoder | None = None
 
-    def make(self, crops: EncodedCrops, *, most_bytes: int = MOST_BYTES) -> torch.Tensor:
+    def make(
+        self,
+        crops: EncodedCrops,
+        undecoded: list[Undecoded] | None = None,
+        *,
+        most_bytes: int = MOST_BYTES,
+    ) -> torch.Tensor:
         """Return the crops as (B, 3, H, W) uint8 with channels_last strides; where the kernels are
         of Triton, as the images are to be.
 
+        undecoded: gets the rows that cannot be decoded, whose pixels are any; None: they raise.
         most_bytes: of decoded pictures that are held at a time, unless one is larger.
 
         On a GPU the work goes to the current stream, and the host waits for its decoder. The bytes
@@ -82,7 +91,8 @@ class Cropper:
             self._settle()
             left = self._decode_at_once(crops, rows, out)
             if len(left):
-                pictures = _at(left, self._decoded(crops, left, left is not rows), len(crops))
+                decoded = self._decoded(crops, left, left is not rows, undecoded)
+                pictures = _at(left, decoded, len(crops))
                 self._resample(pictures, crops, out)
         return out
 
@@ -124,7 +134,7 @@ class Cropper:
             settled.synchronize()
 
     def _resample(
-        self, pictures: Sequence[torch.Tensor | None], crops: EncodedCrops, out: torch.Tensor
+        self, pictures: Sequence[Picture], crops: EncodedCrops, out: torch.Tensor
     ) -> None:
         if self.finishes:
             from . import device_kernels
@@ -143,22 +153,31 @@ class Cropper:
             self.counts.decoder = PIL if self._decoder is None else self._decoder.name
         return self._decoder
 
-    def _decoded(self, crops: EncodedCrops, rows: Rows, drawn: bool) -> list[torch.Tensor]:
+    def _decoded(
+        self, crops: EncodedCrops, rows: Rows, drawn: bool, undecoded: list[Undecoded] | None
+    ) -> list[Picture]:
         """Return the pictures of these rows, (3, height, width) uint8 on the device.
 
-        drawn: the decoder has refused them already.
+        drawn: the decoder has refused them already. undecoded: gets those that are None.
         """
         decoder, files = self._found(), list(crops.files)
-        decoded: list[torch.Tensor | None] = [None] * len(rows)
+        decoded: list[Picture] = [None] * len(rows)
         if decoder is not None and not drawn:
             decoded = decoder.decode([files[row] for row in rows])
         places = crops.places.numpy()
-        pictures = []
+        pictures: list[Picture] = []
         for row, picture in zip(rows, decoded, strict=True):
             place = places[row]
             size = 3, int(place[Place.HEIGHT]), int(place[Place.WIDTH])
             if picture is None or tuple(picture.shape) != size or picture.dtype != torch.uint8:
-                picture = self._by_pil(files[row], size, int(place[Place.NUMBER]))
+                number = int(place[Place.NUMBER])
+                try:
+                    picture = self._by_pil(files[row], size, number)
+                except DecodeError as error:
+                    if undecoded is None:
+                        raise
+                    picture = None
+                    undecoded.append(Undecoded(int(row), number, error))
             else:
                 self.counts.by_decoder += 1
             pictures.append(picture)
@@ -180,9 +199,9 @@ class Cropper:
         return picture.to(self.device)
 
 
-def _at(rows: Rows, pictures: Iterable[torch.Tensor], count: int) -> list[torch.Tensor | None]:
+def _at(rows: Rows, pictures: Iterable[Picture], count: int) -> list[Picture]:
     """Return the pictures at their rows, None elsewhere."""
-    found: list[torch.Tensor | None] = [None] * count
+    found: list[Picture] = [None] * count
     for row, picture in zip(rows, pictures, strict=True):
         found[row] = picture
     return found

@@ -41,6 +41,7 @@ from . import pinned
 from .base import Pass, PoolOptions, WorkerPool
 from .decode_advice import PHOTOGRAPH, DecodeAdvice, decode_advice
 from .device import DeviceOptions, DevicePrefetcher, DeviceTarget
+from .device_skips import device_skips
 from .in_process import InProcessWorkers
 from .pinned import Pin
 from .resident import Resident
@@ -338,7 +339,7 @@ def _build(
 ) -> BatchIterator:
     """Iterate over the batches of a rank's share, which a pool builds."""
     batches = _PoolBatches(pool, stream.options, share)
-    return batches if target is None else DevicePrefetcher(batches, target)
+    return batches if target is None else DevicePrefetcher(batches, target, device_skips(stream))
 
 
 def _gather(resident: Resident, target: DeviceTarget | None, share: Partition) -> Iterator[Any]:

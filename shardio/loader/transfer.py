@@ -28,6 +28,7 @@ import torch
 
 from ..dataset.encoded_crops import EncodedCrops
 from .device_crops import Cropper
+from .device_skips import DeviceSkips, Undecoded
 from .job_thread import JobThread, ThreadJob
 from .normalize import Images, leaves, walk
 from .pinned import Pin, StagingBuffers
@@ -71,31 +72,48 @@ class Transfer:
         self._images = images
         self._cropper = cropper
 
-    def send(self, batch: Any) -> DeviceBatch:
-        """Begin to copy a batch of the host to the device."""
+    def send(self, batch: Any, skips: DeviceSkips | None = None) -> DeviceBatch:
+        """Begin to copy a batch of the host to the device.
+
+        skips: fills rows that cannot be decoded; None: they raise
+        """
         with _no_inference(), torch.no_grad():
-            there = self._finished(leaves(batch), lambda tensor: tensor.to(self.device))
-            return DeviceBatch(_rebuilt(batch, there))
+            parts = leaves(batch)
+            there, _ = self._finished(batch, parts, lambda part: part.to(self.device), skips)
+            return DeviceBatch(there)
 
     def _finished(
         self,
+        batch: Any,
         parts: Sequence[torch.Tensor | EncodedCrops],
         copy: Callable[[torch.Tensor], torch.Tensor],
+        skips: DeviceSkips | None,
         copied: Callable[[], object] = lambda: None,
-    ) -> list[torch.Tensor]:
-        """Return the parts of a batch on the device, copied and cropped, then cast and
-        normalised."""
+    ) -> tuple[Any, list[torch.Tensor]]:
+        """Return a batch on the device, its parts copied and cropped, then cast and normalised.
+
+        Return its tensors, too.
+        """
         cropped: list[torch.Tensor] = []
+        undecoded: list[Undecoded] | None = None if skips is None else []
+        size = 0
 
         def crop(crops: EncodedCrops) -> torch.Tensor:
-            pixels = self._cropper.make(crops).to(self.device)
+            nonlocal size
+            size = len(crops)
+            pixels = self._cropper.make(crops, undecoded).to(self.device)
             if self._cropper.finishes:
                 cropped.append(pixels)
             return pixels
 
         there = [crop(one) if isinstance(one, EncodedCrops) else copy(one) for one in parts]
         copied()
-        return self._images.finish_all(there, cropped)
+        there = self._images.finish_all(there, cropped)
+        arrived = _rebuilt(batch, there)
+        if skips is not None and undecoded:
+            arrived = skips.fill(arrived, undecoded, size)
+            there = [part for part in leaves(arrived) if isinstance(part, torch.Tensor)]
+        return arrived, there
 
     def behind(self) -> bool:
         """Return True if the device has not begun with the work since the last hand-out, so that it
@@ -125,7 +143,7 @@ class StreamTransfer(Transfer):
         self._thread = JobThread("shardio-decode")
         self.steps: deque[Event] = deque()  # where the consumer stood at each hand-out
 
-    def send(self, batch: Any) -> DeviceBatch:
+    def send(self, batch: Any, skips: DeviceSkips | None = None) -> DeviceBatch:
         """Begin to copy a batch of the host, cast and normalise it, by the side stream."""
         # What is on the device already may still be in the making, on the consumer's stream.
         parts, ready = leaves(batch), None
@@ -133,11 +151,15 @@ class StreamTransfer(Transfer):
             ready = _cuda.Event()
             ready.record(_cuda.current_stream(self.device))
         if any([isinstance(one, EncodedCrops) for one in parts]):
-            return LaterBatch(self._thread.submit(self._issue, batch, parts, ready))
+            return LaterBatch(self._thread.submit(self._issue, batch, parts, ready, skips))
         return self._issue(batch, parts, ready)
 
     def _issue(
-        self, batch: Any, parts: Sequence[torch.Tensor | EncodedCrops], ready: Event | None
+        self,
+        batch: Any,
+        parts: Sequence[torch.Tensor | EncodedCrops],
+        ready: Event | None,
+        skips: DeviceSkips | None = None,
     ) -> _StreamBatch:
         """Issue the work on a batch to the side stream. Encoded crops block for their decoder."""
         tensors = [one for one in parts if isinstance(one, torch.Tensor)]
@@ -152,9 +174,11 @@ class StreamTransfer(Transfer):
             staged, buffer = self.staging.stage(tensors)
             copies = iter(staged)
             try:
-                there = self._finished(
+                there, tensors = self._finished(
+                    batch,
                     parts,
                     lambda _: self._copy(*next(copies)),
+                    skips,
                     lambda: read.record(self.stream),
                 )
                 done.record(self.stream)
@@ -162,7 +186,7 @@ class StreamTransfer(Transfer):
                 self.stream.synchronize()
                 self.staging.give_back(buffer)
                 raise
-        return _StreamBatch(_rebuilt(batch, there), self, batch, buffer, read, done, there)
+        return _StreamBatch(there, self, batch, buffer, read, done, tensors)
 
     def _copy(self, tensor: torch.Tensor, directly: bool) -> torch.Tensor:
         # A copy from pageable memory waits: where the device reads the host's page tables, one that

@@ -372,6 +372,48 @@ def test_none_that_is_good_is_an_error_that_names_the_first(tmp_path: Path) -> N
         read(folder, on_error=MANY)
 
 
+@pytest.mark.parametrize("loader", ["in this process", "ShardLoader 2"])
+@pytest.mark.parametrize("kind", ["raw", "tiles", "lmdb", "in place"])
+def test_all_that_is_packed_or_in_place_is_skipped_alike(
+    tmp_path: Path, kind: str, loader: str
+) -> None:
+    source, out = tmp_path / "src", tmp_path / "out"
+    source.mkdir()
+    for number in range(30):
+        (source / f"{number:06d}.jpg").write_bytes(jpeg(number, (160, 96)))
+    options: dict[str, Any] = {"raw": {"encode": "raw"}, "tiles": {"jpeg_tiles": True}}
+    images = shardio.ImageOptions(**options.get(kind, {}))
+    packing: dict[str, Any] = {
+        "images": images,
+        "jobs": 1,
+        "plan": shardio.PlanOptions(shuffle=False),
+    }
+    if kind == "in place":
+        shardio.index(source, out=out, jobs=1)
+    else:
+        shardio.pack(source, out, format="lmdb" if kind == "lmdb" else "record", **packing)
+    reading: dict[str, Any] = {"decode": "numpy", "fields": ("image", "__key__"), "batch_size": 8}
+    reading["storage"] = shardio.Storage(root=source if kind == "in place" else None)
+    good = drain(loader_of(ShardDataset(out, **reading), "in this process"))
+    reader = ShardDataset(out, **reading).reader
+    stored = shardio.open(out, decode=None, storage=reading["storage"]).keys()
+    if kind == "in place":
+        (source / stored[7]).write_bytes(b"short")
+        (source / stored[8]).unlink()
+    else:
+        path = out / reader.manifest.shard(0).name
+        for record in (7, 8):
+            flip(path, reader.shard(0).offset(record) + int(reader.shard(0).sizes[record]) // 2)
+    data = ShardDataset(out, on_error=MANY, **reading)
+    found = drain(loader_of(data, loader))
+    pixels = {key: image for images, keys in good for image, key in zip(images, keys, strict=True)}
+    moved = {stored[7]: stored[9], stored[8]: stored[9]}
+    for (images, keys), (_, before) in zip(found, good, strict=True):
+        assert [*keys] == [moved.get(key, key) for key in before]
+        assert all((image == pixels[key]).all() for image, key in zip(images, keys, strict=True))
+    assert {one.number for one in data.skipped} == {7, 8}
+
+
 # --- the list -------------------------------------------------------------------------------------
 
 

@@ -16,8 +16,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from support.encoded_crops import encoded
 
+from shardio import DecodeError, EncodedCrops
 from shardio.dataset.protocol import BatchIterator
+from shardio.images.device_crop import DeviceCrop
 from shardio.loader import pinned, transfer
 from shardio.loader.device import DeviceOptions, DevicePrefetcher, DeviceTarget
 from shardio.loader.device_crops import Cropper
@@ -281,3 +284,26 @@ def test_a_tensor_of_any_layout_is_recorded_by_what_it_consists_of() -> None:
         assert sum(part.sum() for part in parts if part.is_floating_point()) == plain.sum()
         assert len(parts) == (2 if layout is torch.sparse_coo else 3)
     assert strided_parts(plain) == [plain]
+
+
+class Filling:
+    """Fills rows by a batch of its own."""
+
+    def fill(self, batch: Any, undecoded: Any, size: int) -> Any:
+        self.rows, self.size = [one.row for one in undecoded], size
+        return tuple(part.clone() for part in batch)
+
+
+def test_streams_know_the_tensors_of_a_batch_whose_rows_were_filled(cuda: Cuda) -> None:
+    way, _ = sent_by([])
+    crop = encoded(4)
+    torn = DeviceCrop(crop.data[:700], crop.place, crop.shape, crop.interpolation)
+    filling: Any = Filling()
+    sent = way.send((EncodedCrops.join([crop, torn, crop]), torch.arange(3)), filling)
+    sent.wait_issued()
+    sent.take()
+    assert (filling.rows, filling.size) == ([1], 3)
+    known = {id(tensor) for tensor, stream in cuda.recorded if stream is cuda.consumer}
+    assert known == {id(part) for part in sent.batch}
+    with pytest.raises(DecodeError, match="record 1,004 of the dataset"):
+        way.send((EncodedCrops.join([crop, torn]), torch.arange(2))).wait_issued()

@@ -42,6 +42,7 @@ DOORS = {  # what only these modules import
         "loader.device_decode",
         "loader.device_kernels",
         "loader.device_resize",
+        "loader.device_skips",
         "loader.normalize",
         "loader.pinned",
         "loader.transfer",
