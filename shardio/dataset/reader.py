@@ -34,9 +34,9 @@ from ..storage.location import locate
 from ..storage.options import Storage
 from ..units import show_count, show_size
 
-# Open shards of a reader. Each costs its index, 24 bytes a record, and a descriptor, of which the
-# user's program and torch's tensors need some too: a process may have 1,024 on most Linux systems,
-# 256 on macOS, and a reader takes a quarter of them at most. Opening one again costs 0.15 ms.
+# Open shards of a reader. Each costs its index, 2 to 24 bytes a record, and a descriptor, of which
+# the user's program and torch's tensors need some too: a process may have 1,024 on most Linux
+# systems, 256 on macOS, and a reader takes a quarter at most. Opening one again costs 0.15 ms.
 OPEN_SHARDS = 256
 _AHEAD = 32  # shards whose indexes are asked for before the one that is looked at
 _CLASSES = 8  # whose names a notebook shows

@@ -373,7 +373,7 @@ class ShardSequence(ManifestInfo, SkippedInfo, Sequence[Any]):
 
     def sizes(self) -> Column:
         """Return the bytes of storage that reading each record costs: (N,) int64."""
-        return self._chosen(lambda shard: self.reader.shard(shard).sizes, "<i8")
+        return self._chosen(lambda shard: self.reader.shard(shard).sizes[:], "<i8")
 
     def _item(self, sample: Sample, number: int) -> Any:
         draw = rng.draw(0, 0, number) if self._decoder.wants_draw else 0

@@ -6,6 +6,7 @@ row whose pattern its name matches.
     sample    a sample, to and from the bytes of one record
     base      what every shard provides, and what opening one needs
     index     the index of a shard: key hashes, columns of small values
+    places    where the records of a shard lie, in little memory
     record    the record shard
     lmdb      the LMDB shard: records as values of one environment
     manifest  the list of a dataset's shards; the commit

@@ -67,6 +67,13 @@ def known_file(opening: Opening, info: ShardInfo) -> KnownFile:
     return KnownFile(info.size, info.sha256, opening.dataset_id, info.number)
 
 
+class Sizes(Protocol):
+    """Bytes of the records of a shard, to be indexed: by [:] they are (records,) int64."""
+
+    def __getitem__(self, chosen: Any, /) -> Any:
+        """Return those of one record; of a slice or an array of numbers, (n,) int64."""
+
+
 class Readable(Protocol):
     """A file, or a part of one, that is read by range."""
 
@@ -85,13 +92,22 @@ class Shard(Protocol):
 
     name: str
     records: int
-    key_hashes: Column  # (records,) uint32: low half of xxh3_64 of each key
-    sizes: Column  # (records,) int64: bytes that reading each record costs
     memory: int  # bytes that it takes while it is open, where those are many
 
     @property
+    def sizes(self) -> Sizes:
+        """Return the bytes that reading each record costs."""
+
+    @property
+    def key_hashes(self) -> Column:
+        """Return the low half of the xxh3_64 of each key: (records,) uint32. Raises DamageError."""
+
+    @property
     def columns(self) -> Mapping[str, Column]:
-        """Return small scalar fields by name, one value a record, masked where None."""
+        """Return small scalar fields by name, one value a record, masked where None.
+
+        Raises DamageError.
+        """
 
     def read(self, record: int) -> Sample:
         """Read one record. Raises DamageError if it differs from what was packed."""

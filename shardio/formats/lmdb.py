@@ -12,7 +12,7 @@ what a B-tree needs to be written in one pass, so the bytes follow from the reco
 liblmdb they follow from the machine's page size too; a shard takes 2.5 times its size in memory,
 and is written twice, as only the compacting copy has no holes.
 
-And as the sizes of the values decide where each page and value lies (`Places`), a value is a range
+And as the sizes of the values decide where each page and value lies (`lay_out`), a value is a range
 of the file: it is read by `pread`, and checked like every record. A map is hardly faster (read and
 hashed one by one: 17.0 us against 17.5 at 110 KB, 1.05 against 1.28 at 0.9 KB), and it ends the
 process where a file is cut short or a disk fails (SIGBUS), or where a page is damaged that nobody
@@ -43,6 +43,7 @@ import numpy as np
 from ..errors import DamageError, VersionError
 from ..storage.base import File
 from .base import Column, ShardInfo
+from .places import Places
 from .record import FRAME, RecordEncoder, RecordShard, most_of_end
 from .sample import MAX_BODY, Buffer, Schema
 
@@ -71,7 +72,7 @@ _INTEGER_KEY = 8
 _Entries = np.dtype([("child", "<u4"), ("high", "<u2"), ("length", "<u2"), ("key", ">u4")])
 
 
-class Places(NamedTuple):
+class Layout(NamedTuple):
     """Where pages and values lie, which follows from the sizes of the values alone.
 
     L leaves, N values. Values in an overflow run (`big`) have a page and those behind it to
@@ -91,7 +92,7 @@ class Places(NamedTuple):
         return int(self.leaves[-1]) + 1
 
 
-def places(sizes: Column) -> Places:
+def lay_out(sizes: Column) -> Layout:
     """Return where values of these sizes lie. sizes: (N,) int64, N > 0."""
     big = sizes > _MAX_IN_LEAF
     nodes = np.where(big, _BIG.size, (_NODE.size + sizes + 1) & ~1)
@@ -115,7 +116,7 @@ def places(sizes: Column) -> Places:
     behind = behind[bounds[1:] - 1][leaf] - behind + nodes  # bytes from a node to its leaf's end
     inside = (leaves[leaf] + 1) * PAGE - behind + _NODE.size
     outside = (2 + total - runs + leaf) * PAGE + PAGE_HEAD.size
-    return Places(sizes, big, runs, np.where(big, outside, inside), bounds, leaves)
+    return Layout(sizes, big, runs, np.where(big, outside, inside), bounds, leaves)
 
 
 # --- pages ----------------------------------------------------------------------------------------
@@ -307,9 +308,9 @@ class LmdbShard(RecordShard):
                 self._remote = True
                 verify = False  # these pages lie all over the file, and no read needs them
         value = _last_value(file)
-        self._describe(value, info, dataset_id, schema)
+        sizes = self._describe(value, info, dataset_id, schema)[-1]
         self._last_size = value.size
-        found = self._places()
+        found = lay_out(np.append(sizes, value.size))
         metas, branches = self._own_pages(found)
         size = found.upto * PAGE + len(branches)
         if size != file.size or found.starts[-1] != value.start:
@@ -318,7 +319,8 @@ class LmdbShard(RecordShard):
                 f"and the index begins at byte {found.starts[-1]}; the file has {file.size:,}, and "
                 f"the index at byte {value.start}"
             )
-        self._offsets = found.starts  # that of the last value ends the list, as in a record shard
+        bounds = np.stack((found.starts, found.starts + found.sizes), 1)
+        self._take_places(Places(bounds.reshape(-1), apart=True))
         if verify:
             self._check_own(found, metas, branches)
             named = np.logical_and.reduceat(found.big, found.firsts[:-1])
@@ -326,7 +328,7 @@ class LmdbShard(RecordShard):
 
     def check(self) -> None:
         """Compare all bytes that are no record's, in every page. Raises DamageError naming one."""
-        found = self._places()
+        found = lay_out(np.append(self.sizes[:], self._last_size))
         self._check_own(found, *self._own_pages(found))
         self._check_leaves(found, range(len(found.leaves)))
         for i in np.flatnonzero(found.big).tolist():
@@ -335,21 +337,18 @@ class LmdbShard(RecordShard):
             self._compare("an overflow page", start - len(before), before)
             self._compare("an overflow page", start + size, behind)
 
-    def _places(self) -> Places:
-        return places(np.append(self.sizes, self._last_size))
-
-    def _own_pages(self, found: Places) -> tuple[bytes, bytes]:
+    def _own_pages(self, found: Layout) -> tuple[bytes, bytes]:
         """Return meta and branch pages as they must be."""
         firsts = found.firsts[:-1]
         branches, depth = _branches(found.leaves, np.where(firsts == self.records, _LAST, firsts))
         count, leaves, runs = len(branches) // PAGE, len(firsts), int(found.runs.sum())
         return _metas(self.records + 1, leaves, count, runs, depth, found.upto + count), branches
 
-    def _check_own(self, found: Places, metas: bytes, branches: bytes) -> None:
+    def _check_own(self, found: Layout, metas: bytes, branches: bytes) -> None:
         self._compare("a meta page", 0, metas)
         self._compare("a branch page", found.upto * PAGE, branches)
 
-    def _check_leaves(self, found: Places, leaves: Iterable[int]) -> None:
+    def _check_leaves(self, found: Layout, leaves: Iterable[int]) -> None:
         """Make each leaf anew, of the values that lie in it, and compare."""
         for leaf in leaves:
             number = int(found.leaves[leaf])
@@ -386,6 +385,9 @@ class _Value:
 
     def read(self, start: int, length: int) -> bytes:
         return self._file.read(self.start + start, length)
+
+    def read_again(self, start: int, length: int) -> bytes:
+        return self._file.read_again(self.start + start, length)
 
 
 def _last_value(file: File) -> _Value:

@@ -28,7 +28,7 @@ import numpy as np
 from ..errors import DamageError, printable
 from ..names import KEY
 from ..storage.base import path_in
-from .base import Column, Opening, Overlay, Shard, ShardInfo
+from .base import Column, Opening, Overlay, Shard, ShardInfo, Sizes
 from .index import EMPTY, SCALARS
 from .record import RecordShard, erased_in
 from .sample import Sample, Schema, pack_columns
@@ -122,7 +122,7 @@ class _Layer:
         self.sizes = np.zeros(below.records, np.int64)
         for number, (file, rows) in enumerate(zip(self._files, self._rows, strict=True)):
             self._which[rows], self._places[rows] = number, np.arange(len(rows))
-            self.sizes[rows] = file.sizes
+            self.sizes[rows] = file.sizes[:]
 
     def _column(self, overlay: Overlay, below: Shard) -> Column | None:
         """Return the values of all records, of a field of numbers or booleans."""
@@ -337,6 +337,16 @@ def _merged(
     return np.ma.MaskedArray(plain, mask) if mask.any() else plain
 
 
+class _Sum:
+    """The bytes of each record, and of its values beside it."""
+
+    def __init__(self, parts: Sequence[Sizes]) -> None:
+        self._parts = parts
+
+    def __getitem__(self, chosen: Any) -> Any:
+        return sum(part[chosen] for part in self._parts)
+
+
 class OverlaidShard:
     """A shard whose records have fields from files beside it; see formats/base.py."""
 
@@ -344,21 +354,23 @@ class OverlaidShard:
         self.stored, self._layers = shard, layers
         self._puts = [layer.put() for layer in layers]
         self.name, self.records, self.memory = shard.name, shard.records, shard.memory
-        self.key_hashes = shard.key_hashes
-        self.sizes = shard.sizes
-        columns = dict(shard.columns)
-        for one in layers:
+        beside = [one.sizes for one in layers if one.sizes is not None]
+        self.sizes: Sizes = _Sum([shard.sizes, *beside]) if beside else shard.sizes
+
+    @property
+    def key_hashes(self) -> Column:
+        """Return the low half of the xxh3_64 of each key: (n,) uint32. Raises DamageError."""
+        return self.stored.key_hashes
+
+    @cached_property
+    def columns(self) -> Mapping[str, Column]:
+        """Return small scalar fields by name, one value a record, masked where None."""
+        columns = dict(self.stored.columns)
+        for one in self._layers:
             columns.pop(one.field, None)
             if one.column is not None:
                 columns[one.field] = one.column
-            elif one.sizes is not None:
-                self.sizes = self.sizes + one.sizes
-        self._columns = columns
-
-    @property
-    def columns(self) -> Mapping[str, Column]:
-        """Return small scalar fields by name, one value a record, masked where None."""
-        return self._columns
+        return columns
 
     @property
     def erased(self) -> Column:

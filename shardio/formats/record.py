@@ -23,20 +23,25 @@ covers all before it; the trailer's, the index and the trailer before it. All ar
 
 from __future__ import annotations
 
+import contextlib
 import struct
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
 
 from .. import native
 from ..errors import DamageError, SampleError, VersionError, printable
+from ..names import KEY
 from ..storage.base import File
 from .base import MAX_RECORDS, Column, Readable, Shard, ShardInfo
 from .index import SCALARS, dump_columns, key_hash, take_columns
 from .index import checksum as _checksum
+from .places import PackedSizes, Places
 from .sample import (
     MAX_BODY,
     MAX_HEAD,
@@ -77,6 +82,11 @@ _FEW = 16 << 10  # bytes whose copy costs no more than a view of them
 _FIRST = 256  # bytes read of such a record first: frame and head of nearly all
 _RUN = 1 << 20  # bytes read at once of records that are only copied
 BLOCK = 120 << 10  # bytes of small records read at once: malloc maps 128 KiB anew, 0.1 us a record
+_AT_ONCE = 4096  # records whose places are looked up at once
+# Bytes of an index that an open shard keeps whole, as that of photographs is. A larger one is read
+# again when it is asked for; the newest of these are kept in a process, in so many bytes.
+_SMALL_INDEX = 128 << 10
+_LARGE_INDEXES = 4 << 20
 
 # Kinds of fields whose values the core makes; it knows them by these letters.
 _TEXT_KEY = b"t"  # in place of "k": a str
@@ -218,25 +228,28 @@ class RecordShard:
         self._remote = bool(
             info and schema and dataset_id and file.keep_end(most_of_end(info.records, schema))
         )
-        start, end = self._describe(file, info, dataset_id, schema)
-        self._offsets = np.empty(self.records + 1, np.int64)
-        self._offsets[0] = start
-        np.cumsum(self.sizes, out=self._offsets[1:])
-        self._offsets[1:] += start
-        if self._offsets[-1] != end:
+        start, end, sizes = self._describe(file, info, dataset_id, schema)
+        offsets = np.empty(self.records + 1, np.int64)
+        offsets[0] = start
+        np.cumsum(sizes, out=offsets[1:])
+        offsets[1:] += start
+        if offsets[-1] != end:
             raise DamageError(
-                f"{file.name}: its {self.records:,} records end at byte {self._offsets[-1]}, but "
+                f"{file.name}: its {self.records:,} records end at byte {offsets[-1]}, but "
                 f"the index begins at byte {end}"
             )
+        self._take_places(Places(offsets))
 
     def _describe(
         self,
-        file: Readable,
+        file: _HasIndex,
         info: ShardInfo | None,
         dataset_id: bytes | None,
         schema: Schema | None = None,
-    ) -> tuple[int, int]:
+    ) -> tuple[int, int, Column]:
         """Take up what header, trailer and index of `file` say; where records begin and end.
+
+        Returns the sizes of the records, too: (n,) int64.
 
         A format that keeps records elsewhere has no byte between header and index.
         """
@@ -249,8 +262,6 @@ class RecordShard:
         self._letters = "".join(letters).encode() if all(letters) else b""
         # Asked once: it reads one record, and to ask takes a tenth of that.
         core = native.records()
-        here = core is not None and self._letters and self._file.descriptor >= 0
-        self._sample: Callable[..., Sample | None] | None = core.sample if core and here else None
         self._split: Callable[..., list[bytes | None]] | None = core.split if core else None
         places, foreign_id, self.index_checksum, self.version = _read_trailer(file)
         index_offset, index_length, self.records, number = places
@@ -274,28 +285,42 @@ class RecordShard:
                 f"records cannot take {self._file.size:,} bytes with an index of "
                 f"{index_length:,}"
             )
-        block = file.read(index_offset, index_length + _TRAILER.size)
-        if (found := _checksum(block)) != self.index_checksum:
-            raise DamageError(
-                f"{file.name}: index at byte {index_offset}: checksum is {found:#018x}, expected "
-                f"{self.index_checksum:#018x}"
-            )
+        self._index = _Index(file, index_offset, index_length, self.index_checksum)
         try:
-            lengths, hashes, self.columns = _read_index(
-                memoryview(block)[:index_length], self.records, self.schema
-            )
+            lengths = self._index.take_up(self.records, self.schema)
         except (TypeError, ValueError) as error:
             raise DamageError(f"{file.name}: index at byte {index_offset}: {error}") from None
-        self.key_hashes = hashes
         self._seed = seed_of(self.dataset_id, self.number)
-        self.sizes = lengths.astype(np.int64) + FRAME.size
-        return start or index_offset - int(self.sizes.sum()), index_offset
+        sizes = lengths.astype(np.int64) + FRAME.size
+        erased = sizes == FRAME.size if self.version >= ERASED else np.empty(0, bool)
+        self.erased = np.flatnonzero(erased)  # the numbers of records whose bytes were erased
+        return start or index_offset - int(sizes.sum()), index_offset, sizes
+
+    def _take_places(self, places: Places) -> None:
+        """Take up where records lie, which is the last thing that opening does."""
+        self._places, self.sizes = places, PackedSizes(places)
+        core = native.records()
+        small = places.start(self.records) - places.start(0) < LARGE * self.records
+        here = core is not None and self._letters and self._file.descriptor >= 0
+        self._sample: Callable[..., Sample | None] | None = None
+        if core and here and small:
+            self._sample = core.sample
+        if self._index.is_large and self._file.descriptor < 0:
+            _ = self._index.columns  # or each would be asked for by a request of its own
+            self._file.forget_end()
 
     @property
-    def erased(self) -> Column:
-        """Return the numbers of the records whose bytes were erased: (n,) int64, ascending."""
-        found = self.sizes == FRAME.size if self.version >= ERASED else np.empty(0, bool)
-        return np.flatnonzero(found)
+    def key_hashes(self) -> Column:
+        """Return the low half of the xxh3_64 of each key: (n,) uint32. Raises DamageError."""
+        return self._index.hashes
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """Return small scalar fields by name, one value a record, masked where None.
+
+        Raises DamageError.
+        """
+        return self._index.columns
 
     @property
     def is_remote(self) -> bool:
@@ -311,43 +336,59 @@ class RecordShard:
 
     def blob_bytes(self) -> int:
         """Count the bytes of all blobs, by one small read a record."""
-        frames = (self._file.read(int(at), 16) for at in self._offsets[:-1])
+        frames = (self._file.read(self.offset(record), 16) for record in range(self.records))
         heads = sum(FRAME.unpack(frame)[2] + 16 for frame in frames)
-        return int(self.sizes.sum()) - int(heads)
+        return int(self.sizes[:].sum()) - int(heads)
 
     def offset(self, record: int) -> int:
         """Return the byte at which a record begins."""
-        return int(self._offsets[record])
+        return self._places.start(record)
 
     def checksums(self, record: int) -> tuple[int, int]:
         """Return the checksum that is stored of a record, and that of its bytes as they are."""
-        held = self._file.read(int(self._offsets[record]), int(self.sizes[record]))
+        held = self._bytes(record)
         return FRAME.unpack_from(held)[0], int(_checksum(held[8:], self._seed + record))
 
     def stored(self, start: int, stop: int) -> Iterator[bytes]:
         """Yield records [start, stop) byte for byte, checked by nobody, by large reads."""
+        for _, begins, ends in self._blocks(start, stop, _RUN):
+            origin = int(begins[0])
+            block = memoryview(self._file.read(origin, int(ends[-1]) - origin))
+            for at, end in zip((begins - origin).tolist(), (ends - origin).tolist(), strict=True):
+                yield bytes(block[at:end])
+
+    def _blocks(self, start: int, stop: int, most: int) -> Iterator[tuple[int, Column, Column]]:
+        """Yield records [start, stop) in parts of up to `most` bytes, or of one record.
+
+        Of each part: its first record, and where its records begin and end, (n,) int64 each.
+        """
         while start < stop:
-            first = int(self._offsets[start])
-            upto = int(np.searchsorted(self._offsets[: stop + 1], first + _RUN, "right")) - 1
-            upto = min(max(upto, start + 1), stop)
-            begins = (self._offsets[start:upto] - first).tolist()
-            sizes = self.sizes[start:upto].tolist()
-            block = memoryview(self._file.read(first, begins[-1] + sizes[-1]))
-            for at, size in zip(begins, sizes, strict=True):
-                yield bytes(block[at : at + size])
-            start = upto
+            begins, ends = self._places.between(start, min(start + _AT_ONCE, stop))
+            at, count = 0, len(ends)
+            while at < count:
+                upto = int(np.searchsorted(ends, begins[at] + most, "right"))
+                if upto == count and start + count < stop and at:
+                    break  # it may go on behind these
+                upto = max(upto, at + 1)
+                yield start + at, begins[at:upto], ends[at:upto]
+                at = upto
+            start += at
 
     def read(self, record: int) -> Sample:
         """Read one record. Raises DamageError."""
-        start, size = int(self._offsets[record]), int(self.sizes[record])
-        if size >= LARGE:
-            return self._read_large(record, start, start + size)
         if self._sample is not None:
             names, letters, file = self.schema.names, self._letters, self._file.descriptor
-            sample = self._sample(file, start, size, self._seed + record, names, letters)
+            sample = self._sample(file, self._places.data, self._seed, record, names, letters)
             if sample is not None:
                 return sample
-        return self._decode(record, self._file.read(start, size))
+        start, stop = self._places.bounds(record)
+        if stop - start >= LARGE:
+            return self._read_large(record, start, stop)
+        return self._decode(record, self._file.read(start, stop - start))
+
+    def _bytes(self, record: int) -> bytes:
+        start, stop = self._places.bounds(record)
+        return self._file.read(start, stop - start)
 
     def decode(self, record: int, held: bytes) -> Sample:
         """Decode what `hold` gave for a record. Raises DamageError."""
@@ -377,7 +418,7 @@ class RecordShard:
             or head > MAX_HEAD
         ):
             if self._remote and attempts:  # on the way, perhaps, and not in the store
-                again = self._file.read_again(int(self._offsets[record]), len(held))
+                again = self._file.read_again(self.offset(record), len(held))
                 return self._decode(record, again, attempts - 1)
             raise self._damaged(record, held, f"its head cannot be {head:,} bytes long")
         try:
@@ -386,15 +427,15 @@ class RecordShard:
             why = str(error)  # the error itself keeps what was decoded in memory
         raise self._damaged(record, held, why)
 
-    def joined(self, *, held: bool) -> tuple[tuple[int, Column, int], bytes] | None:
-        """Return what the core's `join` takes of a shard: (file, offsets, seed), kinds of fields.
+    def joined(self, *, held: bool) -> tuple[tuple[int, bytes, int], bytes] | None:
+        """Return what the core's `join` takes of a shard: (file, places, seed), kinds of fields.
 
         held: of records that `hold` gave. None: they are for Python to read.
         """
         file = self._file.descriptor
         if not self._letters or not (self._split if held else file >= 0):
             return None
-        return (file, self._offsets, self._seed), self._letters
+        return (file, self._places.data, self._seed), self._letters
 
     def gather(
         self,
@@ -417,7 +458,7 @@ class RecordShard:
         done, file = 0, self._file.descriptor
         core = native.records()
         if core is not None and held is None and file >= 0:
-            done = core.gather(file, self._offsets, self._seed, records, begin, out, rows)
+            done = core.gather(file, self._places.data, self._seed, records, begin, out, rows)
             if done == len(records):
                 return True
         size, flat = out.nbytes // len(out), out.reshape(-1).data
@@ -442,7 +483,7 @@ class RecordShard:
         file = self._file.descriptor
         core = native.records()
         if core is not None and held is None and file >= 0:
-            found = core.blobs(file, self._offsets, self._seed, records)
+            found = core.blobs(file, self._places.data, self._seed, records)
             return found if len(found) == len(records) else None
         for record, data in zip(records.tolist(), held or repeat(None), strict=False):
             data, head = self._whole(record, data)
@@ -455,7 +496,7 @@ class RecordShard:
         """Return the bytes of a record, held or read now, and of its head; -1: it is not right."""
         seed, checked = self._seed + record, held is not None and self._split is not None
         if held is None:
-            held = self._file.read(int(self._offsets[record]), int(self.sizes[record]))
+            held = self._bytes(record)
         found = seed if checked else _checksum(memoryview(held)[8:], seed)
         expected, length, head = FRAME.unpack_from(held)
         return held, head if found == expected and head <= length == len(held) - 16 else -1
@@ -467,27 +508,27 @@ class RecordShard:
 
     def _runs(self, start: int, stop: int, text: bool = False) -> Iterator[Iterable[Sample]]:
         """Yield records [start, stop), as many at a time as one read fetches."""
-        offsets = self._offsets
-        if (offsets[stop] - offsets[start]) >= (stop - start) * LARGE:
-            begins = offsets[start:stop]
-            ends = begins + self.sizes[start:stop]
-            large = map(self._read_large, range(start, stop), begins.tolist(), ends.tolist())
-            yield map(give_text_key, large) if text else large
+        place = self._places.start
+        if place(stop) - place(start) >= (stop - start) * LARGE:
+            for first in range(start, stop, _AT_ONCE):
+                upto = min(first + _AT_ONCE, stop)
+                begins, ends = (bounds.tolist() for bounds in self._places.between(first, upto))
+                large = map(self._read_large, range(first, upto), begins, ends)
+                yield map(give_text_key, large) if text else large
             return
-        while start < stop:
-            upto = int(np.searchsorted(offsets, offsets[start] + BLOCK, "right")) - 1
-            upto = min(max(upto, start + 1), stop)
-            if self.sizes[start] > BLOCK:  # among small ones; below, no head exceeds MAX_HEAD
-                yield map(give_text_key, (self.read(start),)) if text else (self.read(start),)
+        for first, begins, ends in self._blocks(start, stop, BLOCK):
+            if ends[0] - begins[0] > BLOCK:  # among small ones; below, no head exceeds MAX_HEAD
+                yield map(give_text_key, (self.read(first),)) if text else (self.read(first),)
             else:
-                yield from self._decoded(start, upto, text)
-            start = upto
+                yield from self._decoded(first, begins, ends, text)
 
-    def _decoded(self, start: int, stop: int, text: bool) -> Iterator[Iterable[Sample]]:
-        """Yield records [start, stop), of one read."""
-        begins = self._offsets[start:stop] - self._offsets[start]
-        ends = begins + self.sizes[start:stop]
-        block = self._file.read(int(self._offsets[start]), int(ends[-1]))
+    def _decoded(
+        self, start: int, begins: Column, ends: Column, text: bool
+    ) -> Iterator[Iterable[Sample]]:
+        """Yield the records from `start` on that lie at these bytes, of one read."""
+        origin = begins[0]
+        ends = ends - origin
+        block = self._file.read(int(origin), int(ends[-1]))
         seed, done = self._seed + start, 0
         core = native.records()
         if core is not None and self._letters and self.adjacent:
@@ -496,7 +537,7 @@ class RecordShard:
             yield samples
             done = len(samples)  # what follows is for Python
         if done < len(ends):
-            bounds = zip(begins[done:].tolist(), ends[done:].tolist(), strict=True)
+            bounds = zip((begins[done:] - origin).tolist(), ends[done:].tolist(), strict=True)
             frame = FRAME.unpack_from
             yield self.schema.decode_run(
                 block, bounds, seed + done, frame, _checksum, self._alone, text
@@ -516,9 +557,10 @@ class RecordShard:
         """
         if start == stop:
             return []
-        begins = self._offsets[start:stop] - self._offsets[start]
-        ends = begins + self.sizes[start:stop]
-        block = self._file.view(int(self._offsets[start]), int(ends[-1]))
+        begins, ends = self._places.between(start, stop)
+        origin = begins[0]
+        begins, ends = begins - origin, ends - origin
+        block = self._file.view(int(origin), int(ends[-1]))
         if self._split is not None:
             return self._split(block, begins, ends, self._seed + start)
         # bytes() of bytes is no copy; of a view it is the only one.
@@ -526,6 +568,10 @@ class RecordShard:
 
     def key(self, record: int) -> bytes:
         """Return the key of a record. Raises DamageError."""
+        start, stop = self._places.bounds(record)
+        if self._index.here is None and stop - start < LARGE:
+            with contextlib.suppress(DamageError):  # else its head may be right, or gives the words
+                return bytes(self.read(record)[KEY])  # rather than read the index for one hash
         return self._head(record)[0]
 
     def keys(self, start: int, stop: int) -> Iterator[bytes]:
@@ -557,16 +603,15 @@ class RecordShard:
             self.will_need(records[0], records[:most][-1] + 1)
             return
         for record in records[:most]:
-            size = min(_FIRST, int(self.sizes[record]))
-            self._file.will_need(int(self._offsets[record]), size)
+            start, stop = self._places.bounds(record)
+            self._file.will_need(start, min(_FIRST, stop - start))
 
     def _has_small(self, records: Sequence[int]) -> bool:
         return len(records) > 0 and bool(self.sizes[np.asarray(records)].mean() < LARGE)
 
     def _head(self, record: int) -> tuple[bytes, int]:
         """Return the key of a record, and the bytes of its blobs. Raises DamageError."""
-        start = int(self._offsets[record])
-        stop = start + int(self.sizes[record])
+        start, stop = self._places.bounds(record)
         data = self._file.read(start, min(_FIRST, stop - start))
         _, length, head = FRAME.unpack_from(data)
         why = "its key is not the one in the index"
@@ -589,8 +634,8 @@ class RecordShard:
 
     def will_need(self, start: int, stop: int, *, keep: bool = False) -> None:
         """Announce that records [start, stop) will be read soon."""
-        begin = int(self._offsets[start])
-        self._file.will_need(begin, int(self._offsets[stop]) - begin, keep=keep)
+        begin = self._places.start(start)
+        self._file.will_need(begin, self._places.start(stop) - begin, keep=keep)
 
     def scattered(self) -> None:
         """Say that records will be read in no order."""
@@ -631,7 +676,7 @@ class RecordShard:
             key = unpack_key(head)
         except ValueError:
             return None
-        return key if key_hash(key) == self.key_hashes[record] else None
+        return key if key_hash(key) == self._index.hashes[record] else None
 
     def _damaged(self, record: int, data: bytes, why: str) -> DamageError:
         """Return the error for a record's bytes; `why` is said if its checksum is right."""
@@ -653,8 +698,7 @@ class RecordShard:
             what = f"its checksum is right, but it cannot be decoded: {why}"
             advice = "It was written by something else than shardio."
         return DamageError(
-            f"{self.name}: record {record} at byte {self._offsets[record]} ({key}): {what}.\n"
-            f"{advice}"
+            f"{self.name}: record {record} at byte {self.offset(record)} ({key}): {what}.\n{advice}"
         )
 
     def _check_expected(
@@ -686,11 +730,107 @@ class RecordShard:
             )
 
 
+class _HasIndex(Readable, Protocol):
+    """A file, or a part of one, that holds an index: what came damaged is read once more."""
+
+    def read_again(self, start: int, length: int) -> bytes:
+        """Read bytes past all that is kept of the file."""
+
+
+class _Index:
+    """The index of an open shard, without where its records lie.
+
+    It is checked whenever it is read: when the shard is opened and, if it is large, when it is
+    asked for again. Of a large one nothing is kept but the columns, once they were asked for.
+    """
+
+    def __init__(self, file: _HasIndex, offset: int, length: int, expected: int) -> None:
+        """expected: its checksum."""
+        self._file, self._offset, self._length, self._expected = file, offset, length, expected
+        self.is_large = length > _SMALL_INDEX
+        self.here: tuple[Column, dict[str, Column]] | None = None  # hashes and columns, if read
+        self._columns: dict[str, Column] | None = None
+
+    @property
+    def hashes(self) -> Column:
+        """Return the hashes of the keys. Raises DamageError."""
+        return (self.here or self._read_again())[0]
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """Return the columns, which stay in memory from then on. Raises DamageError."""
+        if self._columns is None:
+            found = self.here or self._read_again()
+            self._columns = found[1]
+            if self.is_large:  # without the rest, of which these are a part
+                self._columns = {name: column.copy() for name, column in found[1].items()}
+        return self._columns
+
+    def take_up(self, records: int, schema: Schema) -> Column:
+        """Read it, and return the lengths of the records: (records,) uint32.
+
+        Raises DamageError; ValueError and TypeError where it is right, but is no index.
+        """
+        self._records, self._schema = records, schema
+        return self._take(self._file.read(self._offset, self._length + _TRAILER.size))[0]
+
+    def _read_again(self) -> tuple[Column, dict[str, Column]]:
+        """Read it, and check that it is still the one that was there. Raises DamageError."""
+        size = self._length + _TRAILER.size
+        block = self._file.read(self._offset, size)
+        for _ in range(ATTEMPTS):  # on the way from a store, perhaps, and not there
+            if _checksum(block) == self._expected:
+                break
+            block = self._file.read_again(self._offset, size)
+        return self._take(block)[1:]
+
+    def _take(self, block: bytes) -> tuple[Column, Column, dict[str, Column]]:
+        """Check the bytes of index and trailer, and keep what is in them.
+
+        Returns the lengths of the records, too, before hashes and columns.
+        """
+        if (found := _checksum(block)) != self._expected:
+            raise DamageError(
+                f"{self._file.name}: index at byte {self._offset}: checksum is {found:#018x}, "
+                f"expected {self._expected:#018x}"
+            )
+        view = memoryview(block)[: self._length]
+        lengths, hashes, columns = _read_index(view, self._records, self._schema)
+        self.here = hashes, columns
+        if self.is_large:
+            _LARGE.append((self._length, weakref.ref(self)))
+            self._let_go_of_others()
+        return lengths, hashes, columns
+
+    def _let_go_of_others(self) -> None:
+        """Let go of the large indexes that this process read first, but for some MB."""
+        taken = sum(length for length, _ in list(_LARGE))
+        while taken > _LARGE_INDEXES and len(_LARGE) > 1:
+            with contextlib.suppress(IndexError):  # another thread was faster
+                length, other = _LARGE.popleft()
+                taken -= length
+                if (index := other()) is not None and index is not self:
+                    index.here = None
+
+
+_LARGE: deque[tuple[int, weakref.ref[_Index]]] = deque()  # that are in memory, the oldest first
+
+
 def most_of_end(records: int, schema: Schema) -> int:
     """Return how many bytes index and trailer of a shard take, at most but for odd names."""
     columns = [name for name, kind in schema.fields if kind in SCALARS]
     described = sum(len(name.encode()) + 16 for name in columns) + 16
     return records * (8 + 9 * len(columns)) + described + _TRAILER_SIZE
+
+
+def memory_of_indexes(records: Column) -> int:
+    """Estimate the bytes that open shards of so many records each take for their indexes.
+
+    Columns are taken for 2 bytes a record.
+    """
+    whole = 10 * records
+    kept = np.where(whole > _SMALL_INDEX, 2 * records, whole)
+    return int((3 * records + kept).sum()) + _LARGE_INDEXES * bool((whole > _SMALL_INDEX).any())
 
 
 def _shown(schema: Schema) -> str:

@@ -31,7 +31,7 @@ core: ModuleType | None = None
 missing = ""
 try:
     core = import_module("shardio.native._core")
-    if getattr(core, "interface", 0) != 6:  # of an editable install: left from other sources
+    if getattr(core, "interface", 0) != 7:  # of an editable install: left from other sources
         missing = f"{core.__file__} was built from other sources: install shardio again"
         core = None
 except ModuleNotFoundError:

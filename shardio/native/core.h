@@ -17,13 +17,24 @@ extern const char core_libjpeg[];
 /* records.c: memory of a batch to other memory that nobody is to read soon. */
 void core_copy(uint8_t *to, const uint8_t *from, size_t size);
 
+#define CORE_LARGE (16 << 10) /* bytes of a record whose head is read first */
+
 /* An open shard: where its records lie, and what their checksums are seeded with. */
 typedef struct {
     int file;
     const int64_t *offsets; /* records + 1 of them; not to be believed */
     int64_t records;
     uint64_t seed; /* of record 0 */
+    /* Where they are packed, as formats/places.py has it; else NULL, and zeros. Offsets are then those
+     * of the lines. */
+    const uint8_t *low, *high;
+    uint64_t step;
+    unsigned high_bytes; /* of a number: 0, 1 or 8 */
+    bool apart;          /* a record has two numbers, and not the first one of the next */
 } core_shard;
+
+/* Take the offsets of a shard from bytes, aligned as an int64; 0: they are not as that says. */
+int core_take_places(core_shard *shard, const void *data, size_t size);
 
 typedef struct {
     size_t start, size;
@@ -44,8 +55,8 @@ typedef struct {
 /* The bytes of a record's head; -1 when the record is not whole: frame or checksum are wrong. */
 int64_t core_verify(const uint8_t *record, size_t size, uint64_t seed);
 
-/* Read the record of `size` bytes at byte `at` of a file; 0 when it is not there, or not whole. */
-int core_record(int file, int64_t at, uint8_t *out, size_t size, uint64_t seed);
+/* Read a record of `size` bytes at byte `at`; 0 when it is not there, or not whole. */
+int core_record(const core_shard *shard, int64_t record, int64_t at, uint8_t *out, size_t size);
 
 /* Where a record lies and its bytes; 0 when the offsets cannot be right. */
 int core_locate(const core_shard *shard, int64_t record, int64_t *at, size_t *size);

@@ -24,63 +24,90 @@ static int int64_array(PyObject *given, void *out)
     return !given; /* none is given when an argument after this one is wrong */
 }
 
+/* O& converter: where the records of a shard lie. */
+struct places {
+    Py_buffer array;
+    core_shard shard;
+};
+
+static int places_of(PyObject *given, void *out)
+{
+    struct places *places = out;
+    places->shard = (core_shard){0};
+    if (!given || !PyBytes_Check(given)) {
+        int taken = int64_array(given, &places->array);
+        if (given && taken)
+            places->shard.offsets = places->array.buf, places->shard.records = places->array.len / 8 - 1;
+        return taken;
+    }
+    if (PyObject_GetBuffer(given, &places->array, PyBUF_SIMPLE) < 0)
+        return 0;
+    if (core_take_places(&places->shard, places->array.buf, (size_t)places->array.len))
+        return Py_CLEANUP_SUPPORTED;
+    PyBuffer_Release(&places->array);
+    PyErr_SetString(PyExc_ValueError, "these bytes do not say where records lie");
+    return 0;
+}
+
 PyDoc_STRVAR(gather_doc,
-             "gather(file: int, offsets: int64 array, seed: int, records: int64 array,\n"
+             "gather(file: int, places: int64 array | bytes, seed: int, records: int64 array,\n"
              "       begin: bytes-like, out: writable, contiguous, rows: int64 array, /) -> int\n\n"
              "Write what follows `begin` in the one blob of each record to its row of `out`. How many\n"
              "records, from the first on, were right and had such a blob.");
 
 static PyObject *gather(PyObject *Py_UNUSED(self), PyObject *args)
 {
-    core_shard shard;
-    Py_buffer offsets, records, begin, out = {0}, rows;
+    int file;
+    struct places places;
+    Py_buffer records, begin, out = {0}, rows;
     unsigned long long seed;
     PyObject *object;
-    if (!PyArg_ParseTuple(args, "iO&KO&y*OO&:gather", &shard.file, int64_array, &offsets, &seed,
-                          int64_array, &records, &begin, &object, int64_array, &rows))
+    if (!PyArg_ParseTuple(args, "iO&KO&y*OO&:gather", &file, places_of, &places, &seed, int64_array, &records, &begin, &object, int64_array, &rows))
         return NULL;
     int64_t count = records.len / 8, done = -1;
-    shard.offsets = offsets.buf, shard.records = offsets.len / 8 - 1, shard.seed = seed;
+    places.shard.file = file, places.shard.seed = seed;
     if (!PyObject_GetBuffer(object, &out, PyBUF_ND | PyBUF_WRITABLE)) {
         int64_t all = out.ndim ? out.shape[0] : 0;
         done = 0;
         if (all && out.len && rows.len == records.len) {
             Py_BEGIN_ALLOW_THREADS
-            done = core_gather(&shard, records.buf, count, begin.buf, (size_t)begin.len, out.buf,
+            done = core_gather(&places.shard, records.buf, count, begin.buf, (size_t)begin.len, out.buf,
                                (size_t)(out.len / all), rows.buf, all);
             Py_END_ALLOW_THREADS
         }
     }
-    PyBuffer_Release(&offsets), PyBuffer_Release(&records), PyBuffer_Release(&rows);
+    PyBuffer_Release(&places.array), PyBuffer_Release(&records), PyBuffer_Release(&rows);
     PyBuffer_Release(&begin), PyBuffer_Release(&out);
     return done < 0 ? NULL : PyLong_FromLongLong(done);
 }
 
 PyDoc_STRVAR(blobs_doc,
-             "blobs(file: int, offsets: int64 array, seed: int, records: int64 array, /) -> list\n\n"
+             "blobs(file: int, places: int64 array | bytes, seed: int, records: int64 array, /) -> list\n\n"
              "What follows the head of each record, as bytes; it ends before the first record that\n"
              "is not right.");
 
 static PyObject *blobs(PyObject *Py_UNUSED(self), PyObject *args)
 {
-    core_shard shard;
-    Py_buffer offsets, records;
+    int file;
+    struct places places;
+    Py_buffer records;
     unsigned long long seed;
-    if (!PyArg_ParseTuple(args, "iO&KO&:blobs", &shard.file, int64_array, &offsets, &seed,
-                          int64_array, &records))
+    if (!PyArg_ParseTuple(args, "iO&KO&:blobs", &file, places_of, &places, &seed, int64_array,
+                          &records))
         return NULL;
+    const core_shard *shard = &places.shard;
+    places.shard.file = file, places.shard.seed = seed;
     int64_t count = records.len / 8, at, done = 0;
     const int64_t *numbers = records.buf;
     size_t room = 0, size;
-    shard.offsets = offsets.buf, shard.records = offsets.len / 8 - 1, shard.seed = seed;
-    for (int64_t i = 0; i < count && core_locate(&shard, numbers[i], &at, &size); i++)
+    for (int64_t i = 0; i < count && core_locate(shard, numbers[i], &at, &size); i++)
         room = size > SIZE_MAX / 2 - room ? SIZE_MAX / 2 : room + size;
     uint8_t *data = malloc(room + 1);
     core_range *ranges = malloc(((size_t)count + 1) * sizeof *ranges);
     PyObject *found = NULL;
     if (data && ranges) {
         Py_BEGIN_ALLOW_THREADS
-        done = core_read(&shard, numbers, count, data, room, ranges);
+        done = core_read(shard, numbers, count, data, room, ranges);
         Py_END_ALLOW_THREADS
         found = PyList_New(done);
     } else
@@ -94,7 +121,7 @@ static PyObject *blobs(PyObject *Py_UNUSED(self), PyObject *args)
             Py_CLEAR(found);
     }
     free(data), free(ranges);
-    PyBuffer_Release(&offsets), PyBuffer_Release(&records);
+    PyBuffer_Release(&places.array), PyBuffer_Release(&records);
     return found;
 }
 
@@ -155,7 +182,7 @@ static PyObject *split(PyObject *Py_UNUSED(self), PyObject *args)
 }
 
 PyDoc_STRVAR(join_doc,
-             "join(shards: list of (number: int, first: int, file: int, offsets: int64 array,\n"
+             "join(shards: list of (number: int, first: int, file: int, places: int64 array | bytes,\n"
              "     seed: int), which: int64 array, numbers: int64 array, kinds: bytes, blob: int,\n"
              "     columns: tuple of writable arrays or None, offsets: writable int64 array,\n"
              "     keys: list | None, empty: callable, held: list of bytes | None, /) -> int\n\n"
@@ -178,10 +205,11 @@ static int column_of(PyObject *given, Py_buffer *array, Py_ssize_t size, int64_t
 }
 
 /* Take the shards of a list apart: how many; -1: an exception, and those before it are taken. */
-static Py_ssize_t sources_of(PyObject *list, core_shard_slot *sources, Py_buffer *held, Py_ssize_t *taken)
+static Py_ssize_t sources_of(PyObject *list, core_shard_slot *sources, struct places *held, Py_ssize_t *taken)
 {
     for (Py_ssize_t count = PyList_GET_SIZE(list); *taken < count; ++*taken) {
         core_shard_slot *one = sources + *taken;
+        int file;
         long long number, first;
         unsigned long long seed;
         PyObject *item = PyList_GET_ITEM(list, *taken);
@@ -189,11 +217,11 @@ static Py_ssize_t sources_of(PyObject *list, core_shard_slot *sources, Py_buffer
             PyErr_SetString(PyExc_TypeError, "join: a shard is not a tuple");
             return -1;
         }
-        if (!PyArg_ParseTuple(item, "LLiO&K:join", &number, &first, &one->shard.file, int64_array,
+        if (!PyArg_ParseTuple(item, "LLiO&K:join", &number, &first, &file, places_of,
                               held + *taken, &seed))
             return -1;
-        one->number = number, one->first = first, one->shard.seed = seed;
-        one->shard.offsets = held[*taken].buf, one->shard.records = held[*taken].len / 8 - 1;
+        one->number = number, one->first = first, one->shard = held[*taken].shard;
+        one->shard.file = file, one->shard.seed = seed;
     }
     return *taken;
 }
@@ -225,7 +253,8 @@ static PyObject *join(PyObject *Py_UNUSED(self), PyObject *args)
     core_text *ready = PyMem_New(core_text, which.len / 8 + 1);
     Py_ssize_t count = list ? PyList_GET_SIZE(list) : 0;
     core_shard_slot *sources = PyMem_New(core_shard_slot, count + 1);
-    Py_buffer *held = PyMem_New(Py_buffer, count + 1), *arrays = PyMem_New(Py_buffer, fields + 1);
+    struct places *held = PyMem_New(struct places, count + 1);
+    Py_buffer *arrays = PyMem_New(Py_buffer, fields + 1);
     void **into = PyMem_New(void *, fields + 1);
     core_keys texts = {0};
     size_t room;
@@ -286,7 +315,7 @@ end:
     PyBuffer_Release(&places);
 free:
     while (taken--)
-        PyBuffer_Release(held + taken);
+        PyBuffer_Release(&held[taken].array);
     while (filled--)
         PyBuffer_Release(arrays + filled);
     PyBuffer_Release(&which), PyBuffer_Release(&numbers), PyBuffer_Release(&out);
@@ -349,34 +378,42 @@ static core_value *values_of(Py_ssize_t fields, PyObject *names)
 }
 
 PyDoc_STRVAR(sample_doc,
-             "sample(file: int, start: int, size: int, seed: int, names: tuple, kinds: bytes, /)\n"
-             "    -> dict | None\n\n"
-             "The sample of the record at byte `start` of a file. None: it cannot be read, is not\n"
-             "right, or is for Python to decode. seed: with the number of the record added.");
+             "sample(file: int, places: int64 array | bytes, seed: int, record: int, names: tuple,\n"
+             "       kinds: bytes, /) -> dict | None\n\n"
+             "The sample of a record. None: it cannot be read, is not right, or is for Python to read,\n"
+             "as large ones are.");
 
 static PyObject *sample(PyObject *Py_UNUSED(self), PyObject *args)
 {
     int file, right = 0;
-    long long start;
-    Py_ssize_t size, fields;
+    long long record;
+    struct places places;
+    Py_ssize_t fields;
     unsigned long long seed;
     PyObject *names, *found = NULL;
     const char *kinds;
-    if (!PyArg_ParseTuple(args, "iLnKO!y#:sample", &file, &start, &size, &seed, &PyTuple_Type,
-                          &names, &kinds, &fields))
+    if (!PyArg_ParseTuple(args, "iO&KLO!y#:sample", &file, places_of, &places, &seed, &record,
+                          &PyTuple_Type, &names, &kinds, &fields))
         return NULL;
+    places.shard.file = file, places.shard.seed = seed;
+    int64_t at;
+    size_t size;
+    uint8_t *data = NULL;
     core_value *values = values_of(fields, names);
     if (!values)
-        return NULL;
-    uint8_t *data = size < 0 ? NULL : malloc((size_t)size + 1);
+        goto done;
+    if (core_locate(&places.shard, record, &at, &size) && size < CORE_LARGE)
+        data = malloc(size + 1);
     if (data) {
         Py_BEGIN_ALLOW_THREADS
-        right = core_record(file, start, data, (size_t)size, seed) &&
-                core_values(data, (size_t)size, kinds, (size_t)fields, values);
+        right = core_record(&places.shard, record, at, data, size) &&
+                core_values(data, size, kinds, (size_t)fields, values);
         Py_END_ALLOW_THREADS
     }
     found = right ? sample_of(values, names, kinds) : Py_NewRef(Py_None);
+done:
     free(data), free(values);
+    PyBuffer_Release(&places.array);
     return found;
 }
 
@@ -764,7 +801,7 @@ static int prepare(PyObject *module)
         return -1;
     if (PyModule_AddStringConstant(module, "libjpeg", core_libjpeg) < 0)
         return -1;
-    return PyModule_AddIntConstant(module, "interface", 6);
+    return PyModule_AddIntConstant(module, "interface", 7);
 }
 
 static PyModuleDef_Slot slots[] = {

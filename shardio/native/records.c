@@ -26,7 +26,8 @@
 #define MAX_HEAD (1 << 20) /* as in sample.py */
 #define BLOCK (32 << 10)   /* bytes that are read before they are copied, at least */
 #define AT_ONCE 32         /* and records, at most */
-#define LARGE (16 << 10)   /* bytes of a record from which on its blobs are read where they go */
+#define LARGE CORE_LARGE   /* bytes of a record from which on its blobs are read where they go */
+#define LINE 64            /* offsets that are packed as the distance from one line */
 
 #if defined(XXH_VERSION_NUMBER) && XXH_VERSION_NUMBER >= 800
 const bool core_checks = true;
@@ -131,20 +132,54 @@ static size_t read_some(int file, uint8_t *to, size_t size, int64_t at)
     return done;
 }
 
-int core_record(int file, int64_t at, uint8_t *out, size_t size, uint64_t seed)
+int core_record(const core_shard *shard, int64_t record, int64_t at, uint8_t *out, size_t size)
 {
     size_t done = 0;
     for (ssize_t got; done < size; done += (size_t)got)
-        if ((got = pread(file, out + done, size - done, (off_t)(at + (int64_t)done))) <= 0)
+        if ((got = pread(shard->file, out + done, size - done, (off_t)(at + (int64_t)done))) <= 0)
             return 0; /* after a signal, too: Python, which reads it then, runs the handlers */
-    return core_verify(out, size, seed) >= 0;
+    return core_verify(out, size, shard->seed + (uint64_t)record) >= 0;
+}
+
+int core_take_places(core_shard *shard, const void *data, size_t size)
+{
+    uint64_t head[4]; /* numbers, step, bytes of a high part, numbers of a record */
+    if (size < sizeof head || (uintptr_t)data % sizeof *head)
+        return 0;
+    memcpy(head, data, sizeof head);
+    uint64_t lines = head[0] / LINE + (head[0] % LINE > 0), high = head[2], each = head[3];
+    if (!lines || (high && high != 1 && high != 8) || (each != 1 && each != 2) ||
+        lines > (size - sizeof head) / (8 + LINE * (2 + high)))
+        return 0;
+    shard->offsets = (const int64_t *)data + 4, shard->step = head[1];
+    shard->low = (const uint8_t *)(shard->offsets + lines);
+    shard->high = shard->low + 2 * LINE * lines, shard->high_bytes = (unsigned)high;
+    shard->apart = each == 2, shard->records = (int64_t)(head[0] / each) - 1;
+    return 1;
+}
+
+/* One of the offsets, which may be anything: so by unsigned arithmetic. */
+static int64_t offset(const core_shard *shard, int64_t at)
+{
+    if (!shard->low)
+        return shard->offsets[at];
+    uint16_t low;
+    uint64_t high = 0;
+    memcpy(&low, shard->low + 2 * at, sizeof low);
+    if (shard->high_bytes == 1)
+        high = shard->high[at];
+    else if (shard->high_bytes)
+        memcpy(&high, shard->high + 8 * at, sizeof high);
+    uint64_t line = (uint64_t)shard->offsets[at / LINE] + shard->step * (uint64_t)(at % LINE);
+    return (int64_t)(line + low + (high << 16));
 }
 
 int core_locate(const core_shard *shard, int64_t record, int64_t *at, size_t *size)
 {
     if (record < 0 || record >= shard->records)
         return 0;
-    int64_t start = shard->offsets[record], stop = shard->offsets[record + 1];
+    int64_t first = shard->apart ? 2 * record : record;
+    int64_t start = offset(shard, first), stop = offset(shard, first + 1);
     if (start < 0 || stop < start || stop - start > FRAME + (int64_t)UINT32_MAX)
         return 0;
     *at = start, *size = (size_t)(stop - start);

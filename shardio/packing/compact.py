@@ -370,7 +370,7 @@ class _Work:
         for shard, own, records in _opened(reader, everything, _want_heads):
             kept = np.isin(own, reader.dropped, invert=True)
             self.left_out += len(own) - int(kept.sum()) - len(erased_in(shard))
-            self.needed -= int(shard.sizes[~kept].sum())
+            self.needed -= int(shard.sizes[records[~kept]].sum())
             if not kept.any():
                 continue  # it may be damaged, and nobody minds
             heads = [*without_overlays(shard).heads(records[kept].tolist())]

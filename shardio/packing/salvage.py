@@ -147,7 +147,7 @@ def _in_file(
     """Yield number, byte and size of the whole records in a file."""
     places = dict[int, tuple[int, int]]()
     if (shard := file.shard) is not None:
-        for number, size in enumerate(shard.sizes.tolist()):
+        for number, size in enumerate(shard.sizes[:].tolist()):
             start = shard.offset(number)
             data = file.record(number, start, size, seed)
             if data is None or not (size == FRAME.size or _decodes(data, schema)):

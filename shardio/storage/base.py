@@ -75,6 +75,10 @@ class File(Protocol):
         """
         return False
 
+    def forget_end(self) -> None:
+        """Keep no longer what `keep_end` read."""
+        return  # where nothing is kept
+
     def scattered(self) -> None:
         """Say that reads will be in no order: the system is not to read ahead by itself."""
 

@@ -155,6 +155,10 @@ class RemoteFile:
         self.found = True
         return True
 
+    def forget_end(self) -> None:
+        """Keep no longer what `keep_end` read."""
+        self._tail = 1 << 62, b""  # where the end that is kept begins, and its bytes
+
     def sha256(self) -> bytes:
         """Return the SHA-256 of the whole object, 32 bytes."""
         seal = hashlib.sha256()
@@ -233,7 +237,7 @@ class RemoteFile:
         """Forget what was announced, without letting go of it: it is a parent's."""
         self._lock = threading.Lock()
         self._announced: list[_Announced] = []  # ascending; they do not overlap
-        self._tail = 1 << 62, b""  # where the end that is kept begins, and its bytes
+        self.forget_end()
         self._last, self._ahead_bytes = (
             -1,
             0,

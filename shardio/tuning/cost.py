@@ -17,8 +17,10 @@ import numpy as np
 
 from ..dataset.buffering import BUFFER_BYTES, calls_per_record, choose_policy, reads_batches_in_core
 from ..dataset.reader import spare_descriptors
+from ..formats import PACKED
 from ..formats.base import Column
 from ..formats.manifest import Manifest
+from ..formats.record import memory_of_indexes
 from ..order.options import Options, shuffled_whole
 from ..order.partition import Partition, sharers
 from ..order.rng import Int64s
@@ -30,7 +32,7 @@ from .traffic import Traffic, machine_traffic, touched_spans
 
 COUNTED: Final = 1 << 21  # records whose order is made and counted: 0.25 us each, so 0.5 s at most
 _COUNTED_SPANS: Final = 4096  # 60 us each
-INDEX_BYTES: Final = 24  # a record of an open shard: size, offset, length, key's hash
+INDEX_BYTES: Final = 24  # a record of an open shard of others: offset, length, checksum, hash
 _BLOCK_BYTES: Final = 32 << 10  # draws that a span has made, and not yet handed out
 ORDER_BYTES: Final = 48  # a record of a window: its slot, and near the span's end a Python int
 _MACHINE: Final = 8  # ranks on a machine, where nobody says: of GPUs, most have so many at most
@@ -192,7 +194,9 @@ class TrainingJob:
         records = min(self.policy.records_bytes, manifest.size)
         order = self.partition.spans_read * (_BLOCK_BYTES + ORDER_BYTES * epoch.window)
         permutation = 8 * epoch.records if epoch.shuffles_all else 0
-        index = INDEX_BYTES * int(sizes[len(sizes) - self.files_open :].sum())
+        opened = sizes[len(sizes) - self.files_open :]
+        packed = manifest.format in PACKED
+        index = memory_of_indexes(opened) if packed else INDEX_BYTES * int(opened.sum())
         process = records + order + permutation + index
         cached = min(self.policy.cached_bytes, manifest.size)
         machine = process * self.local_consumers + cached

@@ -109,7 +109,7 @@ class Columns:
             return shard.key_hashes
         if name in self._kinds:
             return shard_column(shard, name, self._kinds[name])
-        sizes = shard.sizes
+        sizes: Column = shard.sizes[:]
         return sizes.astype(np.uint32) if int(sizes.max(initial=0)) >> 32 == 0 else sizes
 
 

@@ -65,7 +65,7 @@ def check_read_once(got: Fetch) -> None:
     assert isinstance(storage, Watched)
     shards = [got.reader.shard(i) for i in range(got.reader.manifest.shards)]
     assert sum(stop - start for _, start, stop in storage.reads) == sum(
-        int(shard.sizes.sum()) for shard in shards
+        int(shard.sizes[:].sum()) for shard in shards
     )
 
 
@@ -389,7 +389,7 @@ def test_announcements_are_runs_of_adjacent_records(packed: Packed, policy: str)
     sizes = sorted(stop - start for _, start, stop in storage.announced)
     assert sizes[len(sizes) // 2] > 0.8 * buffering.RUN
     assert sizes[len(sizes) * 9 // 10] <= buffering.RUN
-    epoch, largest = got.partition.epoch, int(got.reader.shard(0).sizes.max())
+    epoch, largest = got.partition.epoch, int(got.reader.shard(0).sizes[:].max())
     # The rows of a piece, and what lies between them: no more than its window moves through.
     assert sizes[-1] <= (epoch.window + epoch.unit) * largest
 

@@ -42,7 +42,7 @@ from shardio.errors import (
 )
 from shardio.formats import begins_packed, manifest
 from shardio.formats.base import ShardInfo
-from shardio.formats.lmdb import PAGE, LmdbEncoder, LmdbShard, places
+from shardio.formats.lmdb import PAGE, LmdbEncoder, LmdbShard, lay_out
 from shardio.formats.record import RecordEncoder
 from shardio.formats.sample import Schema
 from shardio.names import KEY
@@ -383,7 +383,7 @@ def test_values_beyond_4_gib_lie_where_their_sizes_say() -> None:
             if piece is value:
                 found.append((key, at))
             at += len(piece)
-    placed = places(np.array(sizes, np.int64))
+    placed = lay_out(np.array(sizes, np.int64))
     assert found == [(key, placed.starts[key]) for key in (1, 2, 4)]
     assert placed.upto * PAGE == at + len(encoder._end_leaf()) > 2 << 32
 

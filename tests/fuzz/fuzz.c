@@ -13,6 +13,7 @@
  *        | asks 1 | asks x (shard 1 | number 1) | (mode & 2: which 1 | offset 8)
  *        | (mode & 8: cut 4) | (mode & 16: room 4)       core_join, core_max_bytes, core_copy_verified
  *     v  fields 1 | fields x kind 1 | mode 1 | record    core_verify, core_values
+ *     o  numbers 2 | step 8 | high 1 | each 1 | record 8 | data       core_take_places, core_locate
  *     k  shift 1 | size 2 | large 1 | data               core_copy
  *
  * More than sanitizers see is checked: what the core takes must have the pixels that libjpeg finds
@@ -392,6 +393,27 @@ static void records(struct input in)
     free(file), free(begin), free(places), free(read), free(out), free(ranges);
 }
 
+/* Packed offsets of any numbers: what is refused, and what is read of the rest, is in bounds. */
+static void places(struct input in)
+{
+    uint64_t head[4] = {number(&in, 2), number(&in, 8), number(&in, 1), number(&in, 1)};
+    int64_t record = (int64_t)number(&in, 8), at;
+    size_t size = sizeof head + in.left, bytes;
+    uint8_t *data = malloc(size); /* exact, for the sanitizer */
+    CHECK(data);
+    memcpy(data, head, sizeof head);
+    memcpy(data + sizeof head, in.at, in.left);
+    core_shard shard = {0};
+    if (core_take_places(&shard, data, size)) {
+        int64_t some[] = {record, 0, shard.records - 1, shard.records / 2};
+        for (int i = 0; i < 4; i++)
+            if (core_locate(&shard, some[i], &at, &bytes))
+                CHECK(0 <= some[i] && some[i] < shard.records && at >= 0);
+        CHECK(!core_locate(&shard, shard.records, &at, &bytes));
+    }
+    free(data);
+}
+
 /* What join made of a row is what the record's bytes say by themselves. */
 static void check_row(const core_rows *rows, int64_t row, const uint8_t *record, size_t size,
                       uint64_t seed, const uint8_t *blob, size_t blob_size)
@@ -595,6 +617,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     case 'j': join(in); return 0;
     case 'v': values(in); return 0;
     case 'k': copy(in); return 0;
+    case 'o': places(in); return 0;
     default: return -1; /* nothing to keep */
     }
 }

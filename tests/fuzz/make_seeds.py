@@ -177,6 +177,9 @@ def main(folder: Path) -> None:
         b"k" + bytes([3, 77, 1, 0]) + b"abc",
         b"k" + bytes([16, 77, 1, 1]) + b"abc",
     ]
+    for high, each in ((0, 1), (1, 2), (8, 1)):  # 130 numbers: three lines
+        head = b"o" + struct.pack("<HQBBQ", 130, 900, high, each, 64)
+        inputs += [head + bytes(3 * (8 + 64 * (2 + high)) - short) for short in (0, 1)]
     folder.mkdir(parents=True, exist_ok=True)
     for data in inputs:
         (folder / f"{chr(data[0])}-{xxhash.xxh3_64_hexdigest(data)}").write_bytes(data)

@@ -315,6 +315,24 @@ def test_values_are_pythons_or_left_to_it() -> None:
     assert taken and left
 
 
+@reads
+def test_packed_places_are_taken_or_refused() -> None:
+    taken = left = 0
+    for _, given in seeds("o"):
+        count, step = given.number(2), given.number(8)
+        high, each, _ = given.number(1), given.number(1), given.number(8)
+        data = struct.pack("<4Q", count, step, high, each) + given.left
+        room = -(-count // 64) * (8 + 64 * (2 + high)) + 32
+        if count and high in (0, 1, 8) and each in (1, 2) and room <= len(data):
+            assert core.blobs(-1, data, 0, np.arange(-1, 200)) == []
+            taken += 1
+        else:
+            with pytest.raises(ValueError):
+                core.blobs(-1, data, 0, np.arange(2))
+            left += 1
+    assert taken and left
+
+
 def test_copies() -> None:
     for name, given in seeds("k"):
         shift, size = given.number(1) % 64, given.number(2) % 4096

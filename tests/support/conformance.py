@@ -204,11 +204,13 @@ class FormatConformance:
             assert np.ma.getmaskarray(column).tolist() == missing
 
     def test_sizes_are_what_records_cost_to_read(self, shard: Shard, path: Path) -> None:
-        assert shard.sizes.dtype == np.int64
-        assert shard.sizes.shape == (shard.records,)
+        sizes = shard.sizes[:]
+        assert sizes.dtype == np.int64 and sizes.shape == (shard.records,)
         blobs = [len(values["image"] or b"") for values in self.SAMPLES]
-        assert (shard.sizes >= blobs).all()
-        assert shard.sizes.sum() <= path.stat().st_size
+        assert (sizes >= blobs).all() and sizes.sum() <= path.stat().st_size
+        assert shard.sizes[1:].tolist() == sizes[1:].tolist()
+        assert shard.sizes[np.array([2, 0])].tolist() == sizes[[2, 0]].tolist()
+        assert shard.sizes[2] == sizes[2]
 
     def test_values_are_owned_and_outlive_the_shard(self, path: Path) -> None:
         shard = self.open(path)
@@ -254,7 +256,7 @@ class FormatConformance:
         assert shard.records == 0
         assert list(shard.scan(0, 0)) == []
         assert shard.hold(0, 0) == []
-        assert shard.sizes.shape == shard.key_hashes.shape == (0,)
+        assert shard.sizes[:].shape == shard.key_hashes.shape == (0,)
         shard.close()
 
     def test_large_and_small_records_mix(self, tmp_path: Path) -> None:

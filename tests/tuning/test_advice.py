@@ -200,7 +200,7 @@ def changed(made: Manifest, job: dict[str, Any], given: dict[str, Any], change: 
 
 
 def test_packs_that_cannot_be_mended_by_options_are_to_be_packed_again():
-    large = imagined([30_000_000] * 2)
+    large = imagined([300_000_000] * 2)
     job = {"num_workers": 8, "available_bytes": 32 * GiB}
     assert codes(explained(large, job, batch_size=256)) == ["index_memory"]
     few = imagined([20_000] * 4, 1000)
