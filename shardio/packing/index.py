@@ -338,9 +338,9 @@ def _index_first(
             names = (sidecar_name(info.number, info.index_checksum) for info in infos)
             output_dir.refuse_unseen(LocalDirectory(folder), names)
         if shards is None:
-            before = journal.own_list(LocalDirectory(folder))
+            journal.remove_rejected(LocalDirectory(folder))  # of the index that is replaced
             _write_manifest(done, manifest_of(found, scanned, wanted, dataset_id), overwrite)
-            _list_left_out(done, found, found, problems_of(found, scanned), before)
+            _list_left_out(done, found, found, None, problems_of(found, scanned))
 
 
 def _index_again(done: Indexed, found: Found, before: manifest.Manifest, how: How) -> None:
@@ -366,10 +366,11 @@ def _index_again(done: Indexed, found: Found, before: manifest.Manifest, how: Ho
             )
         after, done.left_out = before, []
         if not done.dry_run and (found.problems or not again.is_same):
-            after, done.left_out = commit_again(again, done.out, how)
+            list_left_out = functools.partial(_list_left_out, done, there, found, listed)
+            after, done.left_out = commit_again(again, done.out, how, list_left_out)
             done.version = "" if after is before else after.version_id
-        if not done.dry_run:
-            _list_left_out(done, there, found, again.rejected, listed)
+        elif not done.dry_run:
+            _list_left_out(done, there, found, listed, [])
     done.new, done.changed, done.gone = again.new, again.changed, again.gone
     done.unchanged, done.compared = again.unchanged, again.compared
     done.dropped, done.lost, done.repaired = again.dropped, again.lost, again.repaired
@@ -380,8 +381,8 @@ def _list_left_out(
     done: Indexed,
     found: Found,
     tried: Found,
-    problems: Sequence[Problem],
     before: journal.OwnList | None,
+    problems: Sequence[Problem],
 ) -> None:
     """Write the list of what an index of a folder of images leaves out, if it is another one.
 

@@ -288,8 +288,13 @@ def _other_images(again: Again, index: Location) -> Iterator[str]:
 # --- the new version ------------------------------------------------------------------------------
 
 
-def commit_again(again: Again, folder: str, how: How) -> tuple[Manifest, list[str]]:
+def commit_again(
+    again: Again, folder: str, how: How, list_left_out: Callable[[Sequence[Problem]], None]
+) -> tuple[Manifest, list[str]]:
     """Scan what is new, and commit it, while the folder is owned. Raises as `index` does.
+
+    list_left_out: called with what is left out, before the commit: a list of keys that the dataset
+    has is taken for a user's.
 
     Returns the manifest, and the fields that were left out for their names.
     """
@@ -309,6 +314,7 @@ def commit_again(again: Again, folder: str, how: How) -> tuple[Manifest, list[st
         skip=how.skip,
     )
     _leave_out(again, folder, scanned)
+    list_left_out(again.rejected)
     found = again.found
     if how.executor is not None:
         infos = [one.info for one in scanned if one.info is not None]

@@ -27,6 +27,7 @@ from shardio import (
     verify,
 )
 from shardio.formats import manifest
+from shardio.packing import reindex
 from shardio.packing.annotate import annotate
 from shardio.packing.copy import copy
 from shardio.packing.drop import drop
@@ -357,6 +358,20 @@ def test_an_empty_file_alone_is_told(photos: Path) -> None:
         index(photos, jobs=1)
     done = index(photos, jobs=1, on_error="skip")
     assert (done.rejected, done.version) == ([("class0/empty.jpg", "is empty")], "")
+
+
+def test_an_index_that_ends_at_its_commit_goes_on(photos: Path) -> None:
+    skip: dict[str, Any] = {"jobs": 1, "on_error": "skip"}
+    plant(photos, {"class0/a.jpg": b"text", "class0/b.jpg": b"text"})
+    index(photos, **skip)
+    plant(photos, {"class0/a.jpg": noise("good", 300), "class0/c.jpg": b"text"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reindex, "commit", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            index(photos, **skip)
+    assert len(api.open(photos)) == 24
+    done = index(photos, **skip)
+    assert (done.new, done.rejected_before, done.rejected) == (["class0/a.jpg"], 2, [])
 
 
 def test_a_list_beside_an_index_that_is_elsewhere(tmp_path: Path) -> None:
