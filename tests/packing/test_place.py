@@ -723,6 +723,21 @@ def test_gc_removes_in_a_store_what_it_removes_in_a_directory(
     assert keys_of(url, options(there), "scored") == keys_of(str(local), Storage(), "scored")
 
 
+def test_gc_looks_at_many_objects_at_once_and_removes_them_so(
+    through: ObjectStore, there: ObjectStore, proxy: FaultProxy
+) -> None:
+    for number in range(5):
+        drop(f"{there.url}/out", keys=[KEYS[number]], storage=options(there))
+    url, more = f"{through.url}/out", {"storage": options(through), "keep_s": 0}
+    for method, dry in (("HEAD", True), ("DELETE", False)):
+        proxy.limits(gather=4, of=f"{method} .*excluded-")  # before the first is answered
+        try:
+            found = gc(url, keep_versions=1, dry_run=dry, **more)
+        finally:
+            proxy.limits()
+        assert len(found.removed) == 4 + 5  # lists, and manifests
+
+
 def test_gc_removes_what_was_erased(there: ObjectStore) -> None:
     url, more = f"{there.url}/out", {"storage": options(there)}
     before = set(there.sizes())
