@@ -84,8 +84,7 @@ class Job:
         Schema(plan.fields)  # too many, or what cannot be one: refused before all is locked
         self.plan, self.place, self.directory, self.run = plan, place, directory, run
         self.owner, self._request, self._reopen = owner, request, reopen
-        self._token = local.token()
-        self._restart = run.plan.restart
+        self._token, self._restart = local.token(), run.plan.restart
         self._resumed: Plan | None = None  # the plan in the journal that we go on under
         self._shards = run.plan.shards_of(plan.shards)
         self.result = Packed.begun(plan, self.place.url, self._shards, run.skip)
@@ -174,7 +173,8 @@ class Job:
     def check_parts(self, report: process_pool.Report, appended: bool | None = None) -> str | None:
         """Check the shards that parts built; say what is missing. Raises ExistsError, SourceError.
 
-        appended: whether the dataset that it is added to has it"""
+        appended: whether the dataset that it is added to has it
+        """
         assert self.owner is not None
         self.result.checked = True
         committed = appended is None and journal.is_committed(self.directory, self.owner.journal())
