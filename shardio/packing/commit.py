@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -135,49 +136,23 @@ def _refuse_others(place: Place, folder: str, planned: Plan) -> None:
 def _commit_parts(begun: _Begun, run: Run, progress: Progress | None) -> list[Packed]:
     """Check what parts built in a directory, and commit it."""
     top, out, within = begun
-    splits = output_dir.begun_splits(out, within)
-    there = top.datasets() if begun.appends else {}
-    if begun.appends and splits:  # what came while parts were begun is known to some of them only
-        folders = {name: output_dir.building_folder(out, name, within) for name in there}
-        splits = [*dict.fromkeys([*splits, *(n for n, at in folders.items() if os.path.isdir(at))])]
-    work = {}
+    splits = _begun_splits(begun)
     with resumable(top.location.remote), contextlib.ExitStack() as owners:
-        for name in splits or [""]:
-            folder = output_dir.building_folder(out, name, within)
-            place = top.below(name) if name else top
-            try:
-                owner = owners.enter_context(output_dir.own_unfinished(folder))
-            except FileNotFoundError:
-                manifest.load(place.location)  # it explains what is here, if it is nothing
-                continue
-            planned = journal.parse(owner.journal(), folder, owner.read)
-            if begun.appends:
-                _refuse_others(place, folder, planned)
-            target = place.location if top.location.remote else LocalDirectory(folder)
-            # That a dataset is there is no reason to leave, where shards go into a store.
-            own = replace(run, overwrite=run.overwrite or top.location.remote)
-            work[name] = Job(planned, target, folder, own, owner=owner)
+        work = _own_jobs(begun, splits or [""], run, owners)
         jobs = [*work.values()]
         if not jobs and (not splits or output_dir.has_splits(top.location, splits)):
             raise NotPackedError(
-                f"{printable(top.url)}: already packed; there is nothing to commit"
+                f"{printable(top.url, 4096)}: already packed; there is nothing to commit"
             )
         grown = appended_to(top, work) if begun.appends else []
         has = {one.name: one.has(one.job.plan) for one in grown if one.job is not None}
         report = Report(progress, sum(job.result.source_bytes for job in jobs))
-        found = [job.check_parts(report, has.get(name)) for name, job in work.items()]
-        unbuilt = [why for why in found if why is not None]
-        missing = list[str]()
+        unbuilt = [job.check_parts(report, has.get(name)) for name, job in work.items()]
+        missing = [why for why in unbuilt if why is not None]
         # Where one split is committed, a commit was killed, and those that are gone were, too.
         if jobs and not (begun.appends and any(job.result.already for job in jobs)):
-            missing += not_begun(out, splits or [""], run.overwrite, within).values()
-        missing += unbuilt
-        if missing:
-            raise NotPackedError(
-                "\n".join(missing)
-                + "\nNothing was committed. Run the parts that build them, then `shardio commit` "
-                "again" + ("; with `--parts N` it says which" if run.parts is None else "")
-            )
+            missing[:0] = not_begun(out, splits or [""], run.overwrite, within).values()
+        _refuse_missing(missing, run)
         results = [job.result for job in jobs]
         if begun.appends:
             results = commit_appended(top, grown)
@@ -187,3 +162,45 @@ def _commit_parts(begun: _Begun, run: Run, progress: Progress | None) -> list[Pa
         if top.location.remote:
             output_dir.remove_working_directory(out, [""])
     return results
+
+
+def _begun_splits(begun: _Begun) -> list[str]:
+    """Return the splits for which parts have begun; none where there are no splits."""
+    top, out, within = begun
+    splits = output_dir.begun_splits(out, within)
+    if begun.appends and splits:  # what came while parts were begun is known to some of them only
+        folders = {name: output_dir.building_folder(out, name, within) for name in top.datasets()}
+        splits += [one for one, at in folders.items() if one not in splits and os.path.isdir(at)]
+    return splits
+
+
+def _refuse_missing(missing: Sequence[str], run: Run) -> None:
+    if missing:
+        raise NotPackedError(
+            "\n".join(missing)
+            + "\nNothing was committed. Run the parts that build them, then `shardio commit` "
+            "again" + ("; with `--parts N` it says which" if run.parts is None else "")
+        )
+
+
+def _own_jobs(
+    begun: _Begun, splits: Sequence[str], run: Run, owners: contextlib.ExitStack
+) -> dict[str, Job]:
+    """Own what was begun for each split, until `owners` ends. Raises BusyError, NotPackedError."""
+    remote, work = begun.top.location.remote, {}
+    for name in splits:
+        folder = output_dir.building_folder(begun.folder, name, begun.within)
+        place = begun.top.below(name) if name else begun.top
+        try:
+            owner = owners.enter_context(output_dir.own_unfinished(folder))
+        except FileNotFoundError:
+            manifest.load(place.location)  # it explains what is here, if it is nothing
+            continue
+        planned = journal.parse(owner.journal(), folder, owner.read)
+        if begun.appends:
+            _refuse_others(place, folder, planned)
+        target = place.location if remote else LocalDirectory(folder)
+        # That a dataset is there is no reason to leave, where shards go into a store.
+        own = replace(run, overwrite=run.overwrite or remote)
+        work[name] = Job(planned, target, folder, own, owner=owner)
+    return work

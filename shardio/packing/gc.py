@@ -11,11 +11,13 @@ what a change has written and not committed yet is younger than `keep_s`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import stat
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ..errors import BusyError, printable
@@ -32,6 +34,7 @@ from ..storage.remote import RemoteLocation
 from ..units import check_bool, check_int, show_count, show_size
 from . import journal, output_dir
 from .index import is_sidecar
+from .objects import LOOKS, each
 from .place import find_place
 from .sources.archives.inflate import is_unpacked
 from .versions import files_of, is_kept, is_ours, is_overlay
@@ -121,31 +124,32 @@ def _clean_store(index: Target, keep_s: float, keep_versions: int | None, done: 
     # Listed first: what was committed since is named now.
     versions, named = _named(index, keep_versions)
     replaced = max((one.mtime_ns for one in there if one.path == manifest.MANIFEST), default=0)
+    unnamed = [one for one in sorted(there) if "/" not in one.path and one.path not in named]
+    with ThreadPoolExecutor(LOOKS, "shardio-gc") as pool:
+        ours = [*pool.map(lambda one: is_ours(index, one.path), unnamed)]
     going = list[ObjectEntry]()
-    for one in sorted(there):
-        if "/" in one.path or one.path in named or not is_ours(index, one.path):
-            continue
+    for one in itertools.compress(unnamed, ours):
         age_s = time.time() - max(one.mtime_ns, replaced) / 1e9  # by two clocks
         if keep_s and age_s < keep_s:
             done.kept.append(f"{index.url}/{one.path}")
         else:
             going.append(one)
-    if going and manifest.load(index).version_id != versions[0].version_id:
-        raise BusyError(
-            f"{printable(index.url, 4096)}: something else changed this dataset meanwhile. Nothing "
-            "was removed: run it again"
-        )
-    for one in going:
+    removed = 0
+    for first in range(0, len(going), LOOKS):
+        some = going[first : first + LOOKS]
+        # Who drops the same records again, or goes back, names what is here already.
+        if manifest.load(index).version_id != versions[0].version_id:
+            was = f"{removed:,} files were removed, which it did not name" if removed else ""
+            raise BusyError(
+                f"{printable(index.url, 4096)}: something else changed this dataset meanwhile. "
+                f"{was or 'Nothing was removed'}: run it again"
+            )
         if not done.dry_run:
-            # Who drops the same records again, or goes back, names what is here already.
-            if manifest.load(index).version_id != versions[0].version_id:
-                raise BusyError(
-                    f"{printable(index.url, 4096)}: something else changed this dataset meanwhile. "
-                    f"{len(done.removed):,} files were removed, which it did not name: run it again"
-                )
-            index.remove(one.path)
-        done.removed.append(f"{index.url}/{one.path}")
-        done.bytes += one.size
+            for _, gone in each(((one, index.remove_request(one.path)) for one in some), LOOKS):
+                gone.result()
+            removed += len(some)
+        done.removed += [f"{index.url}/{one.path}" for one in some]
+        done.bytes += sum(one.size for one in some)
 
 
 def _named(index: Target, keep_versions: int | None) -> tuple[list[manifest.Manifest], set[str]]:

@@ -84,8 +84,7 @@ class Job:
         Schema(plan.fields)  # too many, or what cannot be one: refused before all is locked
         self.plan, self.place, self.directory, self.run = plan, place, directory, run
         self.owner, self._request, self._reopen = owner, request, reopen
-        self._token = local.token()
-        self._restart = run.plan.restart
+        self._token, self._restart = local.token(), run.plan.restart
         self._resumed: Plan | None = None  # the plan in the journal that we go on under
         self._shards = run.plan.shards_of(plan.shards)
         self.result = Packed.begun(plan, self.place.url, self._shards, run.skip)
@@ -172,17 +171,16 @@ class Job:
             raise
 
     def check_parts(self, report: process_pool.Report, appended: bool | None = None) -> str | None:
-        """Check the shards that parts built; say which are missing, if any are.
+        """Check the shards that parts built; say what is missing. Raises ExistsError, SourceError.
 
-        appended: of what is added to a dataset, whether that has it already. Raises ExistsError,
-        SourceError.
+        appended: whether the dataset that it is added to has it
         """
         assert self.owner is not None
         self.result.checked = True
-        committed = journal.is_committed(self.directory, self.owner.journal())
-        if committed if appended is None else appended:  # and not cleaned up
+        committed = appended is None and journal.is_committed(self.directory, self.owner.journal())
+        if committed or appended:  # and not cleaned up
             self.result.already = True
-            if appended is None:
+            if committed:
                 self._show_committed()
             return None
         if self._is_packed():
@@ -190,8 +188,7 @@ class Job:
                 f"{printable(self.directory)}: a dataset is packed here, of the same keys and "
                 "sizes as the new one. Replace it with `shardio commit --overwrite`"
             )
-        here = LocalDirectory(self.directory)
-        problems = journal.load_rejected(here, journal.part_list(_SCAN))
+        problems = journal.load_rejected(LocalDirectory(self.directory), journal.part_list(_SCAN))
         if problems is None and self.plan.problems:
             raise unpackable(self.plan.problems, self.directory, "the parts")
         self._build_shards(self.plan.problems if self.plan.ahead else problems or [], report)
@@ -258,8 +255,7 @@ class Job:
     def _sent(self) -> dict[int, Built]:
         """Return the shards that an interrupted packing uploaded, by number."""
         with self._uploads() as uploads:
-            sent = {} if uploads is None else uploads.sent()
-        return {number - self.plan.first: one for number, one in sent.items()}
+            return {} if uploads is None else uploads.sent(self.plan.first)
 
     # --- the journal ------------------------------------------------------------------------------
 

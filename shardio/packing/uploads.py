@@ -45,15 +45,16 @@ class Uploads(contextlib.AbstractContextManager["Uploads"]):
         for future in self._running:
             future.cancel()
 
-    def sent(self) -> dict[int, Built]:
-        """Return the shards that an interrupted packing uploaded, by number.
+    def sent(self, first: int) -> dict[int, Built]:
+        """Return the shards that an interrupted packing uploaded, by number, counted from `first`.
 
         Raises StorageError where the store cannot be asked.
         """
         names = filter(is_note, sorted(os.listdir(self._directory)))
         noted = (read_sent(self._directory, name, self._id) for name in names)
         looks = ((one, self._look(one)) for one in noted if one is not None)
-        return {_info(one).number: one for one, look in each(looks, LOOKS) if _is_there(one, look)}
+        found = (one for one, look in each(looks, LOOKS) if _is_there(one, look))
+        return {_info(one).number - first: one for one in found}
 
     def add(self, one: Built) -> None:
         """Upload a shard of the directory. Waits while enough uploads are under way.

@@ -160,7 +160,11 @@ class RemoteLocation(Location):
 
     def remove(self, name: str) -> None:
         """Remove an object; one that is not there does no harm. Raises StorageError."""
-        ranges.send(Request(self.store, name, what="remove")).result()
+        ranges.send(self.remove_request(name)).result()
+
+    def remove_request(self, name: str) -> Request:
+        """Return the request that removes an object, as `remove` sends it."""
+        return Request(self.store, name, what="remove")
 
     def exists(self, name: str) -> bool:
         """Return True if an object of this name is there; "", the folder itself, always is."""
