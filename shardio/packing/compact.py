@@ -387,12 +387,7 @@ def _replace_shards(one: _Work, job: Job, newest: Manifest, done: Compacted) -> 
     """Move the new shards beside the old ones, and commit a version of them alone."""
     index, plan = locate(one.folder), one.plan
     dropped = load_excluded(index, newest)
-    try:
-        _refuse_changed(one, newest, dropped)
-    except BusyError:  # it is nothing to go on with, and may have what was erased meanwhile
-        if job.owner is not None:
-            job.owner.clean()
-        raise
+    _refuse_changed(one, newest, dropped)
     overlays = tuple(_carried(one, newest))  # while shards are where they are resumed from
     infos = [built.info for built in job.built if built.info is not None]
     for info in infos:

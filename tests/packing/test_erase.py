@@ -774,10 +774,10 @@ def test_versions_from_before_a_compaction_are_erased_from(compacted: Any) -> No
     assert (done.records, done.erased, done.shards) == (1, 1, 1)
     tags = [[], ["whole"], ["dropped"], []]
     assert done.unreadable == told.unreadable == dict(zip(ids, tags, strict=True))
-    assert "4 older versions that show them cannot be read any more" in str(done)
+    assert "4 older versions with them cannot be read any more" in str(done)
     assert f"{ids[1]} [whole]" in str(done) and done.discarded == 1
     for one in ("whole", "dropped", ids[0]):
-        with pytest.raises(OptionError, match="of its records were erased since"):
+        with pytest.raises(OptionError, match=": 1 of its records were erased since"):
             restore(out, one)
     assert [one.erased > 0 for one in log(out).versions] == [False, True, True, True, True]
     assert not nothing_is_left(out, gone)
