@@ -184,7 +184,7 @@ class _Dataset:
         # them, with a version that has each.
         self._shards: dict[tuple[bytes, int], dict[bytes, Manifest]] = {}
         self._beside: dict[str, dict[bytes, Manifest]] = {}
-        self._gone: dict[tuple[bytes, int], Column] = {}  # records that were erased from these
+        self._gone: dict[bytes, Column] = {}  # records that were erased from these
         for each in history(index, self.newest):
             one = after_erasing(each, self.newest)
             self.older |= files_of(one)
@@ -212,16 +212,13 @@ class _Dataset:
 
     def _erased_in(self, digest: bytes, one: Manifest, number: int) -> Column:
         """Return the records that were erased from a shard of a version. Raises DamageError."""
-        place = digest, number  # of those that have no successor the digest is 0
-        if place not in self._gone:
-            if one.shard_sizes[number]:
-                # Without its annotated fields: files of theirs are looked at one by one.
-                stored = replace(one, schema=one.stored_schema, overlays=())
-                shard = Reader(self.index, stored, excluded=NONE).shard(number)
-                self._gone[place] = erased_in(shard)
-            else:
-                self._gone[place] = np.arange(one.shard_records[number])
-        return self._gone[place]
+        if not one.shard_sizes[number]:  # nobody knows which, where nothing followed it
+            return np.arange(one.shard_records[number])
+        if digest not in self._gone:
+            # Without its annotated fields: files of theirs are looked at one by one.
+            stored = replace(one, schema=one.stored_schema, overlays=())
+            self._gone[digest] = erased_in(Reader(self.index, stored, excluded=NONE).shard(number))
+        return self._gone[digest]
 
     def tell_of_file(self, name: str) -> str:
         """Say what removes a file that has something of a record that was erased."""
