@@ -278,6 +278,9 @@ def _look(
                 yield Left(file.name, None, 0, key_text(key), what)
         return
     if _has_no_keys(file, name):
+        for key in search.in_data(_conditions(file)):
+            what = "its records were chosen by a condition that names this key: pack without it"
+            yield Left(file.name, None, 0, key_text(key), what)
         return
     for key, at in search.in_bytes(file):
         yield Left(file.name, None, at, key_text(key), f"the key stands at byte {at:,}")
@@ -329,6 +332,14 @@ def _rejected(index: Target, name: str) -> list[bytes] | None:
     return None
 
 
+def _conditions(file: File) -> bytes:
+    """Return by what the records of a manifest were chosen, if it says that."""
+    with contextlib.suppress(ShardioError, ValueError):
+        one = manifest.parse(file.read(0, file.size), file.name)
+        return json.dumps(one.options.get("where")).encode()
+    return b""
+
+
 def _has_no_keys(file: File, name: str) -> bool:
     """Return whether a file is one of ours that names no record: a manifest, tags, exclusions."""
     if name in (MANIFEST, SPLITS, TAGS) or kept_id(name) is not None:
@@ -366,6 +377,10 @@ class _Search:
                 continue
             if key in self.keys:
                 yield record, key
+
+    def in_data(self, data: bytes) -> set[bytes]:
+        """Return the keys whose bytes are in these."""
+        return {key for ends in self._by_end for key, _ in ends.found(data)}
 
     def in_bytes(self, file: File) -> Iterator[tuple[bytes, int]]:
         """Yield the keys whose bytes a file holds, each once: (key, byte)."""

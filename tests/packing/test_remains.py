@@ -10,7 +10,7 @@ import pytest
 from support.trees import noise, plant, shardio, shardio_json
 
 import shardio as api
-from shardio import OptionError, PlanOptions, Writer, pack, verify
+from shardio import OptionError, PlanOptions, SourceOptions, Writer, pack, verify
 from shardio.cli.exit_codes import DAMAGED
 from shardio.formats import manifest
 from shardio.names import key_bytes
@@ -186,6 +186,21 @@ def test_a_name_of_the_manifest_is_no_key(tmp_path: Path) -> None:
     drop(out, keys=[name], erase=True)
     gc(out, keep_s=0)
     assert name in (out / "manifest.json").read_text() and left(out, [name]) == []
+
+
+def test_a_condition_of_the_packing_that_names_a_key_is_found(tmp_path: Path) -> None:
+    names = [f"img{i}.jpg" for i in range(4)]
+    root = plant(tmp_path / "src", {name: noise(name, 300) for name in names})
+    (tmp_path / "t.csv").write_text("file\n" + "\n".join(names))
+    out = tmp_path / "out"
+    read = SourceOptions(root=root, where={"file": names[:3]})
+    pack(tmp_path / "t.csv", out, read=read, jobs=1)
+    drop(out, keys=names[:1], erase=True)
+    gc(out, keep_s=0)
+    assert left(out, names[3:]) == []
+    found = left(out, names[:1])
+    assert {one[0][:8] for one in found} == {"manifest"} and len(found) == 2
+    assert all("by a condition that names this key" in one[3] for one in found)
 
 
 def test_what_cannot_be_seen_is_said(out: Path, tars: Path) -> None:
