@@ -37,7 +37,7 @@ def after_erasing(one: Manifest, newest: Manifest) -> Manifest:
         for found in _followed(info.name, number, newest.erased, one.format):
             sizes[number], indexes[number] = found.size, found.index_checksum
             digests[number] = np.frombuffer(found.sha256, np.uint8)
-            blobs -= found.gone
+            blobs -= found.gone if found.size else 0
     overlays = tuple(_overlay(beside, newest.erased) for beside in one.overlays)
     sources = None if one.sources is None or one.sources.name in newest.erased else one.sources
     same = np.array_equal(digests, one.shard_sha256) and overlays == one.overlays
@@ -92,18 +92,24 @@ def _values(info: ShardInfo, erased: Mapping[str, Successor]) -> ShardInfo:
     return info
 
 
+def lost_with_shards(one: Manifest, newest: Manifest) -> int:
+    """Count the records of a version that were erased since with shards that nothing followed."""
+    infos = map(one.shard, range(one.shards))
+    followed = (_followed(info.name, info.number, newest.erased, one.format) for info in infos)
+    return sum(found.gone for each in followed for found in each if not found.size)
+
+
 def erased_since(index: Location, one: Manifest, now: Manifest) -> Numbers:
     """Return the numbers of the records of a version that were erased since, dropped or not.
 
-    Of a shard that has no successor all are. now: what `after_erasing` made of it. Raises
-    DamageError, VersionError.
+    But of shards that nothing followed. now: what `after_erasing` made of it. Raises DamageError,
+    VersionError.
     """
     starts = np.concatenate([[0], np.cumsum(one.shard_records)])
     found = [np.empty(0, np.int64)]
     for number in np.flatnonzero((one.shard_sha256 != now.shard_sha256).any(axis=1)).tolist():
         info: ShardInfo = now.shard(number)
         if not info.size:
-            found.append(np.arange(starts[number], starts[number + 1]))
             continue
         try:
             file = index.open(info.name)

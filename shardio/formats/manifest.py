@@ -83,7 +83,9 @@ class Successor(NamedTuple):
     size: int  # 0: none took its place
     sha256: bytes
     index_checksum: int
-    gone: int  # bytes of the blobs that only the older one has; of a file of values, how many
+    # Bytes of the blobs that only the older one has; of a file of values, how many; of a shard that
+    # nothing followed, how many records of it were erased.
+    gone: int
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from ..errors import DamageError, OptionError, printable, there_are
 from ..storage.base import Location, path_in
 from ..units import show_count
 from . import manifest
-from .erased import after_erasing, erased_since
+from .erased import after_erasing, erased_since, lost_with_shards
 from .manifest import MANIFEST, Manifest, Sidecar, sidecar_name
 
 TAGS = "tags.json"
@@ -216,7 +216,8 @@ def erased_count(index: Location, one: Manifest, newest: Manifest) -> int:
     now = after_erasing(one, newest)
     if now is one:
         return 0
-    return len(np.setdiff1d(erased_since(index, one, now), load_excluded(index, one)))
+    shown = np.setdiff1d(erased_since(index, one, now), load_excluded(index, one))
+    return len(shown) + lost_with_shards(one, newest)
 
 
 def find_version(index: Location, version: str) -> Manifest:

@@ -429,12 +429,7 @@ def _replace_shards(one: _Work, job: Job, newest: Manifest, done: Compacted) -> 
     """Put the new shards beside the old ones, and commit a version of them alone."""
     index, plan = one.place.location, one.plan
     dropped = load_excluded(index, newest)
-    try:
-        _refuse_changed(one, newest, dropped)
-    except BusyError:  # it is nothing to go on with, and may have what was erased meanwhile
-        if job.owner is not None:
-            job.owner.clean()
-        raise
+    _refuse_changed(one, newest, dropped)
     with one.place.workspace() as space:
         overlays = tuple(_carried(one, newest, space))
     infos = [built.info for built in job.built if built.info is not None]

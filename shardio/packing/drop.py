@@ -56,9 +56,9 @@ class Dropped:
     dry_run: bool = False
     erased: int = 0  # records whose bytes went, those that were dropped before included
     shards: int = 0  # that were written anew, without them
-    discarded: int = 0  # shards with them that only versions have which cannot be read any more
     # Ids of the older versions that show them, and cannot be read any more, and their tags.
     unreadable: dict[str, list[str]] = field(default_factory=dict)
+    discarded: int = 0  # shards with them that only such versions have
     unlisted: int = 0  # keys that went from lists of what packing left out
     unfinished: list[str] = field(default_factory=list)  # directories of work that was removed
     damages: list[Damage] = field(default_factory=list)  # with `damaged`: what was found
@@ -108,20 +108,18 @@ class Dropped:
     def _erased_lines(self, would: str) -> Iterator[str]:
         """Say what was erased, and what became of what has it."""
         if self.erased:
-            shards, records = (
-                show_count(*one) for one in ((self.shards, "shard"), (self.erased, "record"))
-            )
+            shards, records = show_count(self.shards, "shard"), show_count(self.erased, "record")
             yield f"{records} {would}erased: {shards} {would}written anew without them"
-        if self.discarded:
-            shards = show_count(self.discarded, "shard")
-            yield f"{shards} of older versions {would}given up, since none can be read any more"
         if self.unreadable:
             versions = show_count(len(self.unreadable), "older version")
             shown = [
                 f"{one}{f' [{printable(chr(44).join(tags))}]' if tags else ''}"
                 for one, tags in self.unreadable.items()
             ]
-            yield f"{versions} that show them cannot be read any more: {some(shown)}"
+            yield f"{versions} with them cannot be read any more: {some(shown)}"
+        if self.discarded:
+            shards = show_count(self.discarded, "shard")
+            yield f"{shards} that only such versions have {would}given up"
         if self.unlisted:
             keys = show_count(self.unlisted, "key")
             yield f"{keys} {would}removed from {journal.REJECTED}"

@@ -165,7 +165,7 @@ class Erasing:
         with self.place.workspace() as space:
             for digest, part in self.parts.items():
                 if digest not in self._needed:
-                    erased[part.info.name] = _NOTHING
+                    erased[part.info.name] = _NOTHING._replace(gone=len(part.records))
                     continue
                 new, gone = self._write(space.folder, part, token)
                 space.take(new)

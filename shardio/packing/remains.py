@@ -183,7 +183,7 @@ class _Dataset:
         # them, with a version that has each.
         self._shards: dict[tuple[bytes, int], dict[bytes, Manifest]] = {}
         self._beside: dict[str, dict[bytes, Manifest]] = {}
-        self._gone: dict[tuple[bytes, int], Column] = {}  # records that were erased from these
+        self._gone: dict[bytes, Column] = {}  # records that were erased from these
         for each in history(index, self.newest):
             one = after_erasing(each, self.newest)
             self.older |= files_of(one)
@@ -211,16 +211,13 @@ class _Dataset:
 
     def _erased_in(self, digest: bytes, one: Manifest, number: int) -> Column:
         """Return the records that were erased from a shard of a version. Raises DamageError."""
-        place = digest, number  # of those that have no successor the digest is 0
-        if place not in self._gone:
-            if one.shard_sizes[number]:
-                # Without its annotated fields: files of theirs are looked at one by one.
-                stored = replace(one, schema=one.stored_schema, overlays=())
-                shard = Reader(self.index, stored, excluded=NONE).shard(number)
-                self._gone[place] = erased_in(shard)
-            else:
-                self._gone[place] = np.arange(one.shard_records[number])
-        return self._gone[place]
+        if not one.shard_sizes[number]:  # nobody knows which, where nothing followed it
+            return np.arange(one.shard_records[number])
+        if digest not in self._gone:
+            # Without its annotated fields: files of theirs are looked at one by one.
+            stored = replace(one, schema=one.stored_schema, overlays=())
+            self._gone[digest] = erased_in(Reader(self.index, stored, excluded=NONE).shard(number))
+        return self._gone[digest]
 
     def tell_of_file(self, name: str) -> str:
         """Say what removes a file that has something of a record that was erased."""
@@ -280,6 +277,9 @@ def _look(
                 yield Left(file.name, None, 0, key_text(key), what)
         return
     if _has_no_keys(file, name):
+        for key in search.in_data(_conditions(file)):
+            what = "its records were chosen by a condition that names this key: pack without it"
+            yield Left(file.name, None, 0, key_text(key), what)
         return
     for key, at in search.in_bytes(file):
         yield Left(file.name, None, at, key_text(key), f"the key stands at byte {at:,}")
@@ -331,6 +331,14 @@ def _rejected(index: Target, name: str) -> list[bytes] | None:
     return None
 
 
+def _conditions(file: File) -> bytes:
+    """Return by what the records of a manifest were chosen, if it says that."""
+    with contextlib.suppress(ShardioError, ValueError):
+        one = manifest.parse(file.read(0, file.size), file.name)
+        return json.dumps(one.options.get("where")).encode()
+    return b""
+
+
 def _has_no_keys(file: File, name: str) -> bool:
     """Return whether a file is one of ours that names no record: a manifest, tags, exclusions."""
     if name in (MANIFEST, SPLITS, TAGS) or kept_id(name) is not None:
@@ -368,6 +376,10 @@ class _Search:
                 continue
             if key in self.keys:
                 yield record, key
+
+    def in_data(self, data: bytes) -> set[bytes]:
+        """Return the keys whose bytes are in these."""
+        return {key for ends in self._by_end for key, _ in ends.found(data)}
 
     def in_bytes(self, file: File) -> Iterator[tuple[bytes, int]]:
         """Yield the keys whose bytes a file holds, each once: (key, byte)."""

@@ -10,10 +10,12 @@ import pytest
 from support.trees import noise, plant, shardio, shardio_json
 
 import shardio as api
-from shardio import OptionError, PlanOptions, Writer, pack, verify
+from shardio import OptionError, PlanOptions, SourceOptions, Writer, pack, verify
 from shardio.cli.exit_codes import DAMAGED
 from shardio.formats import manifest
 from shardio.names import key_bytes
+from shardio.packing.annotate import annotate
+from shardio.packing.compact import compact
 from shardio.packing.drop import drop
 from shardio.packing.gc import gc
 from shardio.packing.remains import seek
@@ -59,6 +61,46 @@ def test_each_step_of_an_erasure_is_told(either: Path) -> None:
     ]
 
 
+def test_values_of_another_dataset_id_are_looked_into(out: Path) -> None:
+    """As they lie there from before a compaction."""
+    keys = keys_of(out)
+    annotate(out, {key: {"caption": f"words on {key}"} for key in keys})
+    old = {path.name: path.read_bytes() for path in out.glob("overlay-*")}
+    drop(out, keys=keys[:1])
+    tag(out, "dropped")
+    compact(out, jobs=1)
+    drop(out, keys=[keys[0], keys[9]], erase=True)  # the second one is in the newest version
+    found = left(out, [keys[0], keys[9]])
+    beside = {one[0] for one in found if "has a value of record" in one[3]}
+    assert {name for name in beside if name in old} == {*sorted(old)[::2][:2]}
+    assert all("--keep 0s` removes" in one[3] for one in found)
+    gc(out, keep_s=0)
+    for name in sorted(old)[::2][:2]:  # as somebody may have left a copy there
+        (out / name).write_bytes(old[name])
+    assert {one[0] for one in left(out, [keys[0], keys[9]])} == beside & old.keys()
+    gc(out, keep_s=0)
+    assert left(out, [keys[0], keys[9]]) == [] and verify(out, dropped=keys[:1]).sought is not None
+
+
+def test_values_for_a_shard_that_no_version_has_are_named_as_not_seen(
+    out: Path, tmp_path: Path
+) -> None:
+    keys = keys_of(out)
+    drop(out, keys=keys[:1], erase=True)
+    with Writer(tmp_path / "other", fields={"image": "image"}) as writer:
+        writer.write({"__key__": "a", "image": noise("a", 300)})
+    annotate(tmp_path / "other", {"a": {"caption": "words"}})
+    (path,) = (tmp_path / "other").glob("overlay-*")
+    (out / path.name).write_bytes(path.read_bytes())
+    (out / "folder").mkdir()
+    (out / "folder" / path.name).write_bytes(path.read_bytes())
+    found = verify(out, dropped=keys[:1]).sought
+    assert found is not None
+    said = [one for one in found.unseen if path.name in one]
+    assert any("for a shard that no version has: `shardio gc" in one for one in said)
+    assert any("not in its folder" in one for one in said) and len(said) == 2
+
+
 def test_a_shard_that_only_an_older_version_has_is_told_apart(out: Path) -> None:
     keys = keys_of(out)
     with changing(str(out)) as before:  # as `restore` leaves it, where files were added before
@@ -67,11 +109,12 @@ def test_a_shard_that_only_an_older_version_has_is_told_apart(out: Path) -> None
         commit(str(out), before, replace(before, digest="", **fewer), "restore", {}, {})
     assert len(keys_of(out)) == 20
     [one] = left(out, [keys[-1]])
-    assert one[1:3] == (3, keys[-1]) and "an older version has this file" in one[3]
+    assert one[1:3] == (3, keys[-1]) and "older version has this file: `shardio drop" in one[3]
     gc(out, keep_s=0)
     assert len(left(out, [keys[-1]])) == 1
-    gc(out, keep_s=0, keep_versions=1)
-    assert left(out, [keys[-1]]) == []
+    drop(out, keys=[keys[-1]], erase=True)
+    gc(out, keep_s=0)
+    assert left(out, [keys[-1]]) == [] and len(keys_of(out)) == 20
 
 
 @pytest.mark.parametrize("cut", [0, 70, 400])
@@ -99,7 +142,7 @@ def test_lists_of_what_packing_left_out_are_read(source: Path, tmp_path: Path) -
             "rejected.jsonl",
             None,
             "class0/broken é.jpg",
-            "line 1 of what packing left out has this key",
+            "line 1 of what packing left out has this key: `shardio drop --erase` removes it",
         )
     ]
     assert left(out, ["0/broken é.jpg", "broken é.jpg"]) == []
@@ -143,6 +186,21 @@ def test_a_name_of_the_manifest_is_no_key(tmp_path: Path) -> None:
     drop(out, keys=[name], erase=True)
     gc(out, keep_s=0)
     assert name in (out / "manifest.json").read_text() and left(out, [name]) == []
+
+
+def test_a_condition_of_the_packing_that_names_a_key_is_found(tmp_path: Path) -> None:
+    names = [f"img{i}.jpg" for i in range(4)]
+    root = plant(tmp_path / "src", {name: noise(name, 300) for name in names})
+    (tmp_path / "t.csv").write_text("file\n" + "\n".join(names))
+    out = tmp_path / "out"
+    read = SourceOptions(root=root, where={"file": names[:3]})
+    pack(tmp_path / "t.csv", out, read=read, jobs=1)
+    drop(out, keys=names[:1], erase=True)
+    gc(out, keep_s=0)
+    assert left(out, names[3:]) == []
+    found = left(out, names[:1])
+    assert {one[0][:8] for one in found} == {"manifest"} and len(found) == 2
+    assert all("by a condition that names this key" in one[3] for one in found)
 
 
 def test_what_cannot_be_seen_is_said(out: Path, tars: Path) -> None:

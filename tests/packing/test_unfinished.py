@@ -135,11 +135,13 @@ def test_while_somebody_works_on_it_nothing_is_erased(begun: Path) -> None:
     held, done = fork.Event(), fork.Event()
     other = fork.Process(target=_hold, args=(str(begun / WORK), held, done))
     other.start()
+    files = sorted(os.listdir(begun))
     try:
         held.wait()
         with pytest.raises(BusyError, match="another shardio process is packing here"):
             drop(begun, keys=["class0/003.jpg"], erase=True, restart=True)
         assert "class0/003.jpg" in keys_of(begun) and len(log(begun).versions) == 1
+        assert sorted(os.listdir(begun)) == files  # it is told before long work
     finally:
         done.set()
         other.join()
