@@ -151,6 +151,19 @@ def test_records_that_lie_in_images_of_others_are_not_taken_for_these(tmp_path: 
         assert len(found) >= 6 and set(found) <= {*range(8)}
 
 
+def test_behind_many_damaged_records_the_whole_ones_are_found(tmp_path: Path) -> None:
+    out = make(tmp_path / "out", [3_000])
+    path = next(out.glob("0*"))
+    shard = api.open(out, decode=None).reader.shard(0)
+    data = bytearray(path.read_bytes()[:-100])
+    for record in range(10, 2_900):
+        data[shard.offset(record) + int(shard.sizes[record]) - 1] ^= 1  # in the image
+    path.write_bytes(data)
+    with opened(path) as file:
+        found = found_in(file, 3_000, manifest.load(locate(out)).schema)
+    assert found == [*range(10), *range(2_900, 3_000)]
+
+
 def test_a_file_of_others_costs_no_more_than_some_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
