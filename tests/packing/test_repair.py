@@ -43,6 +43,7 @@ from shardio.errors import BusyError, ExistsError, NotPackedError, StorageError
 from shardio.formats import manifest
 from shardio.formats.record import RecordShard
 from shardio.packing import repair as module
+from shardio.packing.append import append
 from shardio.packing.copy import copy
 from shardio.packing.drop import drop
 from shardio.packing.output_dir import own_unplanned
@@ -604,6 +605,23 @@ def test_every_damage_of_a_file_of_values_is_noticed(annotated: Path, tmp_path: 
                 same = after[at] == before[at]
                 assert same is not lost or unknown or None in before[at]
         path.write_bytes(data)
+
+
+def test_what_is_lost_is_packed_anew_from_the_source_and_what_was_dropped_is_not(
+    source: Path, tmp_path: Path, new: Path
+) -> None:
+    out = tmp_path / "packed"
+    pack(source, out, plan=PlanOptions(max_records=8), jobs=1)
+    before = {one["__key__"]: one["image"] for one in api.open(out, decode=None)}
+    dropped = api.open(out, decode=None).keys()[0]
+    drop(out, keys=[dropped])
+    change(shard_paths(out)[0], cut(1500))
+    os.remove(shard_paths(out)[2])
+    assert len(repair(out, new, jobs=1).lost) > 8
+    append(source, new, on_duplicate="skip", jobs=1)
+    del before[dropped]
+    assert {one["__key__"]: one["image"] for one in api.open(new, decode=None)} == before
+    assert verify(new, sha256=True, jobs=1).damages == []
 
 
 # --- splits ---------------------------------------------------------------------------------------
