@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -688,6 +689,16 @@ def test_what_is_no_packed_dataset_is_said(tars: Path, new: Path, tmp_path: Path
         repair(tars, new)
     with pytest.raises(NotPackedError):
         repair(tmp_path / "missing", new)
+    assert not new.exists()
+
+
+def test_a_forged_count_of_records_is_refused(out: Path, new: Path) -> None:
+    one = manifest.load(locate(out))
+    counts = one.shard_records.copy()
+    counts[1] = 4_000_000_000
+    (out / "manifest.json").write_bytes(replace(one, shard_records=counts, digest="").dump())
+    with pytest.raises(DamageError, match="cannot have so many records"):
+        repair(out, new)
     assert not new.exists()
 
 
