@@ -20,7 +20,7 @@ from ..formats.manifest import MANIFEST, Manifest
 from ..formats.overlay import has_overlay_name
 from ..formats.record import RecordShard, read_header
 from ..formats.sample import Schema
-from ..formats.version import TAGS, kept_id, kept_name, sidecar_magic
+from ..formats.version import MAGICS, TAGS, history, kept_id, kept_name, sidecar_magic
 from ..names import from_file_name, key_text
 from ..storage.base import File, Location, path_in
 from ..storage.local import LocalDirectory
@@ -117,9 +117,12 @@ def _names(index: Location) -> list[str]:
 
 def _refuse_older(index: Location, one: Manifest) -> None:
     """Raise DamageError where a directory was changed in a way that a manifest does not know."""
-    own = None if one.excluded is None else one.excluded.name
-    lists = [n for n in _names(index) if sidecar_magic(n) and n.startswith("excluded") and n != own]
-    if index.exists(kept_name(one.version_id)) or lists:
+    known = [one]
+    with contextlib.suppress(DamageError, VersionError):
+        known += history(index, one)
+    named = {older.excluded.name for older in known if older.excluded is not None}
+    lists = {name for name in _names(index) if sidecar_magic(name) == MAGICS["excluded"]}
+    if index.exists(kept_name(one.version_id)) or lists - named:
         raise DamageError(
             f"{path_in(index, MANIFEST)}: the manifest cannot be read, and the copy is of another "
             f"version, {one.version_id}: records that were dropped since would come back. Give a "
@@ -198,7 +201,7 @@ def _open(index: Location, format: str, file: File) -> RecordShard:
     """Open a shard of which nothing is known. Raises DamageError."""
     try:
         return PACKED[format].shard(file, verify=False)
-    except (DamageError, StorageError) as error:
+    except (DamageError, StorageError, VersionError) as error:
         raise DamageError(
             f"{path_in(index, MANIFEST)}: the manifest cannot be read, and neither can this shard, "
             f"so nobody knows how many records it has: {error}\nGive a copy: --from COPY"

@@ -56,6 +56,7 @@ from .versions import commit_time, version_lines, with_excluded
 LOST = "lost.jsonl"
 _SHOWN = 10  # of what was lost
 _PIECE = 8 << 20  # bytes that are read, hashed and written at a time
+_LEAST = 24  # bytes that a record takes of a shard, at least: its frame, its place in the index
 _AGAIN = 3  # times that a file that came damaged from a store is read anew
 _ZERO: Mapping[str, Any] = {"int": 0, "float": 0.0, "bool": False}  # of a lost record, in a column
 
@@ -114,6 +115,9 @@ class Repaired:
         lines += [f"  {one}" for one in self.lost[:_SHOWN]]
         if len(self.lost) > _SHOWN:
             lines.append(f"  ... and {len(self.lost) - _SHOWN:,} more")
+        if records:
+            again = f"`shardio append SRC {printable(self.new, 4096)} --on-duplicate skip`"
+            lines.append(f"with their source, {again} packs lost records anew")
         return "\n".join([*lines, *version_lines(self.versions)])
 
 
@@ -161,6 +165,8 @@ class _Dataset:
     claims: list[rebuild.Claim]
 
     def __post_init__(self) -> None:
+        if (self.one.shard_records * _LEAST > self.one.shard_sizes).any():
+            raise DamageError(f"{self.one.where}: a shard of it cannot have so many records")
         self.excluded = _excluded(self.index, self.copy, self.one)
         self.theirs = self.one
         if self.copy is not None:

@@ -90,7 +90,8 @@ class Damaged:
         data = self.read(start, size)
         expected, length, head = FRAME.unpack_from(data)
         whole = length == size - FRAME.size and head <= min(length, MAX_HEAD)
-        return data if whole and checksum(data[8:], seed + record) == expected else None
+        whole = whole and checksum(memoryview(data)[8:], seed + record) == expected
+        return data if whole else None
 
 
 def _header_of(file: File) -> tuple[tuple[tuple[str, str], ...], bytes, int] | None:
@@ -181,7 +182,7 @@ def _scan(
         if not _agrees(file.read(at + FRAME.size, head), length, schema):
             continue
         data = file.read(at, size)
-        hashed, likely = data[8:], min(number + passed, last)
+        hashed, likely = memoryview(data)[8:], min(number + passed, last)
         # The next one, or one behind others of which nothing is left; or some before were none.
         for tries, tried in enumerate(chain(range(likely, last), range(number, likely))):
             if checksum(hashed, seed + tried) == expected and _decodes(data, schema):

@@ -110,6 +110,8 @@ def test_of_a_dataset_that_was_changed_none_is_made(
     elif change == "tag":
         tag(out, "v1")
     else:
+        drop(out, keys=keys[5:6])
+        copy(out, tmp_path / "between")
         drop(out, keys=keys[:2], erase=change == "erase")
     copy(out, tmp_path / "newest")
     lose(out, damage)
@@ -118,6 +120,13 @@ def test_of_a_dataset_that_was_changed_none_is_made(
     if change != "tag":
         with pytest.raises(DamageError, match="the copy is of another version"):
             repair(out, tmp_path / "new", copy=tmp_path / "older")
+    if (tmp_path / "between").exists():
+        for name in [name for name in os.listdir(out) if name.startswith("manifest-")]:
+            (out / name).rename(tmp_path / name)
+        with pytest.raises(DamageError, match="the copy is of another version"):
+            repair(out, tmp_path / "new", copy=tmp_path / "between")
+        for name in [name for name in os.listdir(tmp_path) if name.startswith("manifest-")]:
+            (tmp_path / name).rename(out / name)
     assert not (tmp_path / "new").exists()
     repair(out, tmp_path / "new", copy=tmp_path / "newest", jobs=1)
     assert content(tmp_path / "new") == content(tmp_path / "newest")

@@ -2,14 +2,17 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.small_datasets import ID, make
+from support.trees import images, plant
 
 import shardio as api
+from shardio import pack
 from shardio.errors import StorageError
 from shardio.formats import manifest
 from shardio.formats.base import ShardInfo
@@ -49,6 +52,45 @@ def found_in(
     info = ShardInfo("x", number, records, file.size, bytes(32), 0)
     damaged = Damaged(file, "record", info, id_, schema)
     return sorted(find({"x": damaged}, info, id_, schema, set()))
+
+
+def every_damage(folder: Path, format: str, chosen: Callable[[int], Sequence[int]]) -> int:
+    """Flip a bit at, and cut at, chosen bytes of a shard; return how many damages were tried."""
+    plant(folder / "src", images(1, 6, 150))
+    pack(folder / "src", folder / "out", format=format, jobs=1)
+    reader = api.open(folder / "out", decode=None).reader
+    one, shard = reader.manifest, reader.shard(0)
+    info, path = one.shard(0), folder / "damaged"
+    before = (folder / "out" / info.name).read_bytes()
+    bounds = [(shard.offset(i), shard.offset(i) + int(shard.sizes[i])) for i in range(6)]
+    tried = 0
+    for at in chosen(len(before)):
+        flipped = before[:at] + bytes([before[at] ^ 1 << at % 8]) + before[at + 1 :]
+        for data in (flipped, before[:at]):
+            path.write_bytes(data)
+            with opened(path) as file:
+                damaged = Damaged(file, format, info, one.dataset_id, one.schema)
+                found = find({"x": damaged}, info, one.dataset_id, one.schema, set())
+            whole = {i for i, (a, b) in enumerate(bounds) if data[a:b] == before[a:b]}
+            assert found.keys() == whole, at
+            pieces = [data[one.start : one.start + one.size] for _, one in sorted(found.items())]
+            assert pieces == [before[slice(*bounds[i])] for i in sorted(whole)]
+            tried += 1
+    return tried
+
+
+@pytest.mark.parametrize("format", ["record", "lmdb"])
+def test_what_is_whole_is_found_whatever_bit_is_flipped_and_wherever_it_is_cut(
+    format: str, tmp_path: Path
+) -> None:
+    draw = random.Random(format)
+    assert every_damage(tmp_path, format, lambda size: draw.sample(range(size), 400)) == 800
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["record", "lmdb"])
+def test_what_is_whole_is_found_at_every_byte(format: str, tmp_path: Path) -> None:
+    assert every_damage(tmp_path, format, range) > 2_000
 
 
 def test_blocks_that_cannot_be_read_are_zeros_and_others_are_read(tmp_path: Path) -> None:
@@ -149,6 +191,19 @@ def test_records_that_lie_in_images_of_others_are_not_taken_for_these(tmp_path: 
         with opened(path) as file:
             found = found_in(file, 8, schema, 0, bytes(16))
         assert len(found) >= 6 and set(found) <= {*range(8)}
+
+
+def test_behind_many_damaged_records_the_whole_ones_are_found(tmp_path: Path) -> None:
+    out = make(tmp_path / "out", [3_000])
+    path = next(out.glob("0*"))
+    shard = api.open(out, decode=None).reader.shard(0)
+    data = bytearray(path.read_bytes()[:-100])
+    for record in range(10, 2_900):
+        data[shard.offset(record) + int(shard.sizes[record]) - 1] ^= 1  # in the image
+    path.write_bytes(data)
+    with opened(path) as file:
+        found = found_in(file, 3_000, manifest.load(locate(out)).schema)
+    assert found == [*range(10), *range(2_900, 3_000)]
 
 
 def test_a_file_of_others_costs_no_more_than_some_passes(
