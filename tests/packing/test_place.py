@@ -13,14 +13,14 @@ from support import LIMIT_S, object_stores
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.object_stores import ObjectStore
-from support.trees import images, noise, plant
+from support.trees import images, noise, picture, plant
 from support.trees import shardio as command
 from support.uploading import fetched, files, options, puts, started
 
 import shardio
 from shardio import OptionError, PlanOptions, ShardDataset, Storage
 from shardio.cli.exit_codes import BUSY
-from shardio.errors import BusyError, ExistsError, NotPackedError, StateError
+from shardio.errors import BusyError, ExistsError, NotPackedError, StateError, StorageError
 from shardio.packing.annotate import annotate
 from shardio.packing.commit import commit as commit_parts
 from shardio.packing.drop import drop
@@ -138,6 +138,26 @@ def test_records_are_erased_in_a_store(there: ObjectStore, packed: Path, tmp_pat
     assert (done.erased, done.out) == (9, url)
     assert fetched(there, "out", tmp_path / "fetched") == files(local)
     assert not list((tmp_path / "caches").rglob("*"))[1:]  # but for a folder of ours
+
+
+def test_what_is_damaged_is_dropped_in_a_store_that_answers(
+    bucket: ObjectStore, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    tree = {f"a/{i}.jpg": picture(30 + i, 20) for i in range(12)}
+    source = plant(tmp_path / "src", tree | {"a/3.jpg": picture(33, 20)[:-90]})
+    shardio.pack(source, tmp_path / "out", plan=PlanOptions(max_records=EACH), jobs=1)
+    cut = sorted((tmp_path / "out").glob("*.shard"))[1]
+    os.truncate(cut, cut.stat().st_size - 1)
+    bucket.put_folder(tmp_path / "out", "torn/")
+    ahead = options(bucket.through(proxy.port), timeout_s=2.0)
+    proxy.rules(Rule("503", path=cut.name, numbers=[*range(1, 10_000)]))
+    with pytest.raises(StorageError, match="Nothing was dropped"):
+        drop(f"{bucket.url}/torn", damaged=True, jobs=2, storage=ahead)
+    proxy.rules()
+    done = drop(f"{bucket.url}/torn", damaged=True, jobs=2, storage=options(bucket))
+    assert done.records in (EACH, EACH + 1)  # the torn one is in that shard, or not
+    found = shardio.open(f"{bucket.url}/torn", decode="numpy", storage=options(bucket))
+    assert len([*found]) == 12 - done.records
 
 
 def test_splits_are_changed_in_one_call(bucket: ObjectStore, tmp_path: Path) -> None:
