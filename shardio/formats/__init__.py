@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..errors import DamageError, OptionError, printable, there_are
+from ..errors import DamageError, OptionError, VersionError, printable, there_are
 from .base import Opening, Shard, ShardInfo, known_file
 from .foreign.arrow import ArrowFile
 from .foreign.base import ForeignFile, ForeignShard
@@ -66,7 +66,7 @@ class PackedFormat:
         for _ in range(ATTEMPTS if opening.storage.remote else 0):
             try:
                 return self._open(opening, info)
-            except DamageError:
+            except (DamageError, VersionError):  # bytes that say which version it is, too
                 end = most_of_end(info.records, opening.schema)
                 opening.storage.distrust_end(known_file(opening, info), end)
         return self._open(opening, info)

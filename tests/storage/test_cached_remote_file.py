@@ -150,6 +150,21 @@ def test_damage_in_the_cache_is_downloaded_again(
         assert batches(DataLoader(there, batch_size=None, num_workers=1)) == want
 
 
+def test_a_trailer_in_the_cache_that_names_another_version_is_downloaded_again(
+    folder: Path, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    storage = Storage(cache=tmp_path / "cache", cache_bytes="1GiB")
+    keys = shardio.open(f"{proxy.url}/data", decode=None, storage=storage).keys()
+    sizes = {path.name[:5]: path.stat().st_size for path in (folder / "data").glob("*.shard")}
+    for at in (34, 36):  # from the end: the kind of checksums; the format's version
+        ranges.close()
+        for path in (tmp_path / "cache").glob("shardio-*-*.cache"):
+            with path.open("r+b") as file:
+                file.seek(sizes[path.name.split("-")[2]] - at)
+                file.write(b"\7")
+        assert shardio.open(f"{proxy.url}/data", decode=None, storage=storage).keys() == keys
+
+
 def test_what_the_cache_cannot_keep_is_streamed_with_one_warning(
     folder: Path, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -209,7 +209,7 @@ class Recording:
         """Return what may be there when the power goes after so many steps."""
         done = self.ops[:cut]
         names = dict(self.names)
-        any_order = draw.random() < 0.3
+        any_order = draw.random() < 0.5
         for folder in dict.fromkeys(op.folder for op in done if op.kind == "names"):
             here = [at for at, op in enumerate(done) if op.kind == "names" and op.folder == folder]
             syncs = [at for at, op in enumerate(done) if op.kind == "sync" and op.folder == folder]

@@ -15,7 +15,8 @@ import pytest
 from support import power
 from support.crashing import STRACE
 from support.trees import environment
-from trust.sections import SECTIONS
+from trust import __main__
+from trust.sections import SECTIONS, section
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="NOT TESTED HERE: needs Linux")
 CASES = {
@@ -26,51 +27,34 @@ CASES = {
     "power": 2,
     "workers": 2,
     "races": 3,
+    "leaks": 2,
 }
-
-
-def trust(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "trust", *map(str, words)]
-    done = subprocess.run(line, capture_output=True, text=True, env=environment())
-    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
-    return done
 
 
 @needs_linux
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [name for name in SECTIONS if name != "leaks"])
+@pytest.mark.parametrize("name", SECTIONS)
 def test_some_cases_of_each_section(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here, where torch is imported already; what is left is counted in a process alone, below."""
+    """Here, where torch is imported already."""
     if name in ("crash", "power") and STRACE is None:
         pytest.skip("NOT TESTED HERE: strace is not installed")
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1750000000")
-    section = SECTIONS[name](tmp_path, 1)
+    one = section(name)(tmp_path, 1)
     try:
-        section.prepare()
-        kinds = Counter(section.case(number) for number in range(CASES[name]))
+        one.prepare()
+        kinds = Counter(one.case(number) for number in range(CASES[name]))
     finally:
-        section.close()
-    assert kinds.total() == CASES[name] and section.done(kinds, section.figures())
-
-
-@needs_linux
-def test_the_command_prints_a_table_and_writes_all_it_knows(tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    done = trust("--only", "leaks", "--cases", 2, "--seed", 1, "--json", out)
-    found = json.loads(out.read_text())
-    [(name, row)] = found["sections"].items()
-    assert (name, row["cases"], row["failures"]) == ("leaks", 2, [])
-    assert sum(row["kinds"].values()) == 2 and row["done"] in done.stdout
-    assert found["seed"] == 1 and found["left behind"] == []
+        one.close()
+    assert kinds.total() == CASES[name] and one.done(kinds, one.figures())
 
 
 BROKEN = """
-import os, sys
-from trust import __main__, child, section, sections
+import os
+from trust.section import Section
 
-class Broken(section.Section):
+class Broken(Section):
     name, promise = "broken", "P9"
 
     def case(self, number):
@@ -79,29 +63,40 @@ class Broken(section.Section):
         if number == 2:
             os.kill(os.getpid(), 9)
         return "well"
+"""
+ONLY = """
+from trust import sections
 
 sections.SECTIONS.clear()
-sections.SECTIONS["broken"] = Broken
+sections.SECTIONS["broken"] = ("broken", "Broken", 1.0)
 """
 
 
 @pytest.fixture
 def broken(tmp_path: Path) -> dict[str, str]:
     """The environment of a run whose only section has a case that fails, and one that dies."""
-    (tmp_path / "sitecustomize.py").write_text(BROKEN)
+    (tmp_path / "sitecustomize.py").write_text(ONLY)
+    (tmp_path / "broken.py").write_text(BROKEN)
     path = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
     return environment(PYTHONPATH=path)
 
 
 @needs_linux
-def test_what_fails_is_told_with_the_command_that_repeats_it(broken: dict[str, str]) -> None:
-    line = [sys.executable, "-m", "trust", "--cases", "4", "--seed", "5"]
+def test_what_fails_is_told_with_the_command_that_repeats_it(
+    broken: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    line = [sys.executable, "-m", "trust", "--cases", "4", "--seed", "5", "--json", str(out)]
     done = subprocess.run(line, capture_output=True, text=True, env=broken)
     assert done.returncode == 1, done
     assert "tools/trust --seed 5 --case broken:1\n" in done.stdout
     assert "ValueError: number one" in done.stdout
     assert "tools/trust --seed 5 --case broken:2\n" in done.stdout
     assert done.stdout.splitlines()[1].split("|")[-2:] == ["     4 ", "        2"]
+    found = json.loads(out.read_text())
+    row = found["sections"]["broken"]
+    assert (found["seed"], row["cases"], row["kinds"]) == (5, 4, {"failed": 2, "well": 2})
+    assert [one["case"] for one in row["failures"]] == [1, 2]
     line = [sys.executable, "-m", "trust", "--seed", "5", "--case", "broken:2"]
     assert subprocess.run(line, capture_output=True, env=broken).returncode == 1
 
@@ -128,8 +123,12 @@ def test_ctrl_c_prints_what_was_done(broken: dict[str, str]) -> None:
         (["--case", "damage", "--seed", "1"], "SECTION:NUMBER"),
     ],
 )
-def test_what_is_asked_wrongly_is_told(words: list[str], said: str) -> None:
-    assert said in trust(*words, code=2).stderr
+def test_what_is_asked_wrongly_is_told(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        __main__.parse(words)
+    assert said in capsys.readouterr().err
 
 
 # --- the recorder of power cuts -------------------------------------------------------------------

@@ -27,7 +27,7 @@ from typing import Any
 from support.ground import Ground
 
 from shardio import __version__
-from trust.sections import SECTIONS
+from trust.sections import SECTIONS, section, share
 
 HANG_S = 240.0  # that a case may take; none takes near as long
 SLICE_S = 12.0  # of a turn, at least
@@ -159,18 +159,18 @@ def run(names: list[str], seconds: float, count: int, seed: int) -> dict[str, Ta
     tallies = {name: Tally() for name in names}
     with tempfile.TemporaryDirectory(prefix="trust-") as folder:
         children = [Child(name, seed, Path(folder), tallies[name]) for name in names]
-        shares = sum(SECTIONS[name].share for name in names)
+        shares = sum(map(share, names))
         turns = max(1, min(8, int(seconds / shares / SLICE_S)))
         until = time.monotonic() + seconds
         try:
             for turn in range(turns):
                 for child in children:
                     left = until - time.monotonic()
-                    share = SECTIONS[child.name].share
+                    own = share(child.name)
                     behind = shares * (turns - turn - 1)
-                    behind += sum(SECTIONS[one.name].share for one in _from(children, child))
+                    behind += sum(share(one.name) for one in _from(children, child))
                     _say(f"{child.name}: turn {turn + 1} of {turns}, {_counts(tallies)}")
-                    child.go(max(0.1, left * share / behind), count - child.tally.next)
+                    child.go(max(0.1, left * own / behind), count - child.tally.next)
             for child in children:
                 child.end()
         except KeyboardInterrupt:
@@ -201,9 +201,9 @@ def table(tallies: dict[str, Tally]) -> str:
     """Return the table as text, a row for each section."""
     rows = [("section", "promise", "what was done", "cases", "failures")]
     for name, tally in tallies.items():
-        section = SECTIONS[name]
-        done = section.done(tally.kinds, tally.figures) if tally.cases else "nothing"
-        rows.append((name, section.promise, done, f"{tally.cases:,}", f"{len(tally.failures)}"))
+        kind = section(name)
+        done = kind.done(tally.kinds, tally.figures) if tally.cases else "nothing"
+        rows.append((name, kind.promise, done, f"{tally.cases:,}", f"{len(tally.failures)}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         " | ".join(
@@ -252,8 +252,8 @@ def as_json(tallies: dict[str, Tally], seed: int, seconds: float) -> dict[str, A
         "seconds": round(seconds),
         "sections": {
             name: {
-                "promise": SECTIONS[name].promise,
-                "done": SECTIONS[name].done(tally.kinds, tally.figures) if tally.cases else "",
+                "promise": section(name).promise,
+                "done": section(name).done(tally.kinds, tally.figures) if tally.cases else "",
                 "cases": tally.cases,
                 "seconds": round(tally.seconds),
                 "kinds": dict(sorted(tally.kinds.items())),

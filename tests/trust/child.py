@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from trust.sections import SECTIONS
+from trust.sections import section as section_of
 
 SAID_S = 0.5  # between two lines
 
@@ -28,7 +28,7 @@ def main(name: str, seed: str, folder: str) -> None:
     os.dup2(log, 2)
     at = os.open(os.path.join(folder, "at"), os.O_RDWR | os.O_CREAT, 0o600)
     warnings.filterwarnings("ignore")
-    section = SECTIONS[name](Path(folder), int(seed))
+    section = section_of(name)(Path(folder), int(seed))
 
     def say(**what: Any) -> None:
         os.write(answers, json.dumps(what).encode() + b"\n")

@@ -27,14 +27,12 @@ class Crash(Section):
 
     name = "crash"
     promise = "P2"
-    share = 2.0
 
     def prepare(self) -> None:
         os.environ["SOURCE_DATE_EPOCH"] = "1750000000"  # of commits, whenever they are done
-        for name in ("small", "large"):
-            (self.folder / name).mkdir()
+        (self.folder / "small").mkdir()
         self.stage = Stage(self.folder / "small")
-        self.large = Stage(self.folder / "large", each=40)
+        self.large: Stage | None = None
         self.took: dict[str, float] = {}
 
     def case(self, number: int) -> str:
@@ -89,6 +87,9 @@ class Crash(Section):
 
     def _moment(self, name: str, part: float, alone: bool) -> None:
         """Kill a command, alone or with its processes, after a part of the time that it takes."""
+        if self.large is None:
+            (self.folder / "large").mkdir()
+            self.large = Stage(self.folder / "large", each=40)
         stage, scene = self.large, SCENES[name]
         if name not in self.took:
             stage.rehearse(name)

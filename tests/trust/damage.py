@@ -491,7 +491,6 @@ class Damage(Section):
 
     name = "damage"
     promise = "P1"
-    share = 2.0
 
     def prepare(self) -> None:
         self.scratch = self.folder / "scratch"

@@ -1,7 +1,6 @@
 """Epochs of readers and both loaders: descriptors, threads and memory stay as they are."""
 
 import gc
-import os
 import resource
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +29,6 @@ class Leaks(Section):
 
     name = "leaks"
     promise = "P3"
-    share = 0.5
 
     def prepare(self) -> None:
         counts = [20, 0, 7, 30]
@@ -68,13 +66,13 @@ class Leaks(Section):
                 loader.set_epoch(epoch)
                 yield loader
 
-    def _held(self) -> tuple[list[str], set[int], int]:
+    def _held(self) -> tuple[list[str], set[int], int, int]:
         settle()
         for thread in threading.enumerate():
             if thread.name.startswith("shardio") and thread.name != "shardio-cache":
                 thread.join(LIMIT_S)
         gc.collect()
-        return descriptors(), children(), resident()
+        return descriptors(), children(), resident(), threading.active_count()
 
     def case(self, number: int) -> str:
         draw = self.draw(number)
@@ -86,11 +84,11 @@ class Leaks(Section):
                     break
             self.epochs += 1
         del epoch, _
-        opened, living, memory = self._held()
+        opened, living, memory, threads = self._held()
         with told(name):
             assert len(opened) <= len(self.before[0]), f"open: {opened}, before: {self.before[0]}"
             assert living <= self.before[1], f"processes: {living - self.before[1]}"
-            assert threading.active_count() <= 2 + (os.cpu_count() or 1), threading.enumerate()
+            assert threads <= self.before[3], threading.enumerate()
             grown = memory - self.before[2]
             assert grown < GROWTH, f"{grown:,} bytes more after {self.epochs} epochs"
         self.grown = grown

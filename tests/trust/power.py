@@ -20,7 +20,6 @@ class Power(Section):
 
     name = "power"
     promise = "P2"
-    share = 1.5
 
     def prepare(self) -> None:
         os.environ["SOURCE_DATE_EPOCH"] = "1750000000"
@@ -47,7 +46,7 @@ class Power(Section):
         if name not in self.recordings:
             self.recordings[name] = self._record(name)
         recording = self.recordings[name]
-        whole = draw.random() < 0.1  # the command has ended well: what it did has to be there
+        whole = draw.random() < 0.15  # the command has ended well: what it did has to be there
         cut = len(recording.ops) if whole else draw.randint(1, len(recording.ops))
         out = self.stage.out(SCENES[name])
         state = recording.state(cut, draw)

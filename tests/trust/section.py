@@ -8,14 +8,10 @@ from typing import Any
 
 
 class Section:
-    """Attacks one promise. A case is a pure function of the seed and its number.
-
-    share:  of the time, beside that of the others
-    """
+    """Attacks one promise. A case is a pure function of the seed and its number."""
 
     name = ""
     promise = ""
-    share = 1.0
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.seed = folder, seed

@@ -22,7 +22,6 @@ class Workers(Section):
 
     name = "workers"
     promise = "P3"
-    share = 2.0
 
     def prepare(self) -> None:
         self.data = small_datasets.make(self.folder / "data", COUNTS)
