@@ -773,14 +773,17 @@ def test_what_is_dropped_and_annotated_meanwhile_is_carried_over(
 
 @pytest.mark.parametrize("what", ["append", "erase", "restore"])
 def test_anything_else_meanwhile_ends_it(
-    small: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
+    gone = "class2/001.jpg"  # which was dropped before: the new shards have it not
+    (tmp_path / "keys.txt").write_text(f"{gone}\n")
+
     def act() -> None:
         if what == "append":
             with Writer(small, append=True) as writer:
                 writer.write({"__key__": "own", "image": noise("own", 300), "label": 0})
         elif what == "erase":
-            drop(small, keys=["class1/001.jpg"], erase=True)
+            shardio("drop", small, "--keys", tmp_path / "keys.txt", "--erase")  # another process
         else:
             restore(small, log(small).versions[1].id)  # brings dropped records back
 
@@ -792,9 +795,23 @@ def test_anything_else_meanwhile_ends_it(
     compact(small, jobs=1)
     assert samples(small) == expected
     if what == "erase":
-        assert verify(small, dropped=["class1/001.jpg"]).damages != []  # in the older shards
+        assert verify(small, dropped=[gone]).damages != []  # in the older shards
         gc(small, keep_s=0)
-        assert verify(small, dropped=["class1/001.jpg"]).damages == []
+        assert verify(small, dropped=[gone]).damages == []
+
+
+def test_a_record_that_it_has_is_not_erased_meanwhile(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, told = "class1/001.jpg", list[str]()
+    (tmp_path / "keys.txt").write_text(f"{gone}\n")
+    call = ("drop", small, "--keys", tmp_path / "keys.txt", "--erase")
+    meanwhile(monkeypatch, lambda: told.append(shardio(*call, code=5).stderr))
+    compact(small, jobs=1)
+    assert "another shardio process is packing here" in told[0] and gone in samples(small)
+    shardio(*call)
+    gc(small, keep_s=0)
+    assert verify(small, dropped=[gone]).damages == [] and gone not in samples(small)
 
 
 def test_two_do_not_work_at_once(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
