@@ -320,7 +320,7 @@ class LmdbShard(RecordShard):
                 f"the index at byte {value.start}"
             )
         bounds = np.stack((found.starts, found.starts + found.sizes), 1)
-        self._take_places(Places(bounds.reshape(-1), apart=True))
+        self._take_places(Places(bounds.reshape(-1), gaps=True))
         if verify:
             self._check_own(found, metas, branches)
             named = np.logical_and.reduceat(found.big, found.firsts[:-1])

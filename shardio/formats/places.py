@@ -26,13 +26,13 @@ class Places:
     beginnings of the lines; the low 16 bits of each distance; what is above these.
     """
 
-    def __init__(self, bounds: Column, *, apart: bool = False) -> None:
+    def __init__(self, bounds: Column, *, gaps: bool = False) -> None:
         """bounds: (n + 1,) int64, where records begin, and the last one ends.
 
-        apart: (2 n + 2,), where each record begins and ends, and what lies behind the last.
+        gaps: (2 n + 2,), where each record begins and ends, and what lies behind the last.
         """
         count, first, last = len(bounds), int(bounds[0]), int(bounds[-1])
-        self._each, self._count = 1 + apart, count
+        self._each, self._count = 1 + gaps, count
         self.records = count // self._each - 1
         lines, self._step = -(-count // LINE), (last - first) // max(1, count - 1)
         rows = np.empty((lines, LINE), np.int64)

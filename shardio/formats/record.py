@@ -85,8 +85,8 @@ BLOCK = 120 << 10  # bytes of small records read at once: malloc maps 128 KiB an
 _AT_ONCE = 4096  # records whose places are looked up at once
 # Bytes of an index that an open shard keeps whole, as that of photographs is. A larger one is read
 # again when it is asked for; the newest of these are kept in a process, in so many bytes.
-_SMALL_INDEX = 128 << 10
-_LARGE_INDEXES = 4 << 20
+SMALL_INDEX = 128 << 10
+LARGE_INDEXES = 4 << 20
 
 # Kinds of fields whose values the core makes; it knows them by these letters.
 _TEXT_KEY = b"t"  # in place of "k": a str
@@ -747,7 +747,7 @@ class _Index:
     def __init__(self, file: _HasIndex, offset: int, length: int, expected: int) -> None:
         """expected: its checksum."""
         self._file, self._offset, self._length, self._expected = file, offset, length, expected
-        self.is_large = length > _SMALL_INDEX
+        self.is_large = length > SMALL_INDEX
         self.here: tuple[Column, dict[str, Column]] | None = None  # hashes and columns, if read
         self._columns: dict[str, Column] | None = None
 
@@ -805,7 +805,7 @@ class _Index:
     def _let_go_of_others(self) -> None:
         """Let go of the large indexes that this process read first, but for some MB."""
         taken = sum(length for length, _ in list(_LARGE))
-        while taken > _LARGE_INDEXES and len(_LARGE) > 1:
+        while taken > LARGE_INDEXES and len(_LARGE) > 1:
             with contextlib.suppress(IndexError):  # another thread was faster
                 length, other = _LARGE.popleft()
                 taken -= length
@@ -829,8 +829,8 @@ def memory_of_indexes(records: Column) -> int:
     Columns are taken for 2 bytes a record.
     """
     whole = 10 * records
-    kept = np.where(whole > _SMALL_INDEX, 2 * records, whole)
-    return int((3 * records + kept).sum()) + _LARGE_INDEXES * bool((whole > _SMALL_INDEX).any())
+    kept = np.where(whole > SMALL_INDEX, 2 * records, whole)
+    return int((3 * records + kept).sum()) + LARGE_INDEXES * bool((whole > SMALL_INDEX).any())
 
 
 def _shown(schema: Schema) -> str:

@@ -50,7 +50,10 @@ BLOBS = frozenset(("image", "bytes", "array"))
 MAX_FIELDS = 1_000
 MAX_NAME = 255  # bytes of a field's name
 MAX_KEY = 65_535  # bytes; PATH_MAX is 4,096
-MAX_HEAD = 1 << 20  # 1 MB of empty msgpack maps already costs 76 MB once decoded
+MAX_HEAD = 1 << 20
+# Lists and maps in a head. A map takes 184 bytes of memory, in Python 3.10 232, and 2 in the head.
+MAX_NESTED = 1 << 18
+_UNCOUNTED = 2 * MAX_NESTED  # bytes that have no room for more of what takes much memory
 MAX_BODY = (1 << 32) - 1  # head and blobs of one record
 MAX_DEPTH = 32  # of nested lists and dicts
 MAX_DIMENSIONS = 32  # of an array; 64 is numpy's own limit since 2.0
@@ -170,13 +173,20 @@ def pack_head(values: Sequence[Any]) -> bytes:
             f"sample {printable(values[0])}: its small fields take {len(head):,} bytes, the limit "
             f"is {MAX_HEAD:,}; keep large values in fields of kind 'bytes' or 'array'"
         )
+    if len(head) > _UNCOUNTED:
+        try:
+            _unpack_counted(head)
+        except NestedError as error:
+            raise SampleError(f"sample {printable(values[0])}: {error}") from None
     return head
 
 
 def unpack_head(head: Buffer) -> list[Any]:
     """Decode a head to its values. Raises ValueError on anything that is not one array."""
     try:
-        values = msgpack.unpackb(head, ext_hook=_unpack_array)
+        values = _unpack(head, ext_hook=_unpack_array)
+    except NestedError:
+        raise
     except Exception as error:  # msgpack raises a dozen types, on hostile bytes also RecursionError
         raise ValueError(f"not a msgpack array: {type(error).__name__}") from None
     if type(values) is not list:
@@ -216,9 +226,39 @@ def pack(value: Any) -> bytes:
 def unpack(data: Buffer) -> Any:
     """Decode msgpack bytes to a plain value. Raises ValueError on anything else."""
     try:
-        return msgpack.unpackb(data)
+        return _unpack(data)
+    except NestedError:
+        raise
     except Exception as error:
         raise ValueError(f"not msgpack: {type(error).__name__}") from None
+
+
+class NestedError(ValueError):
+    """Say that a value has more lists and maps than its bytes may unfold to."""
+
+
+def _unpack(data: Buffer, **hooks: Any) -> Any:
+    """Decode msgpack, whose memory is bounded by its bytes. Raises what msgpack does, NestedError.
+
+    It takes 64 MiB at most, and 32 times its bytes.
+    """
+    if len(data) > _UNCOUNTED:
+        left = most = max(MAX_NESTED, len(data) // 16)
+
+        def count(found: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise NestedError(f"it has more than {most:,} lists and maps")
+            return found
+
+        hooks |= {"list_hook": count, "object_hook": count}
+    return msgpack.unpackb(data, **hooks)
+
+
+def _unpack_counted(head: Buffer) -> Any:
+    """Decode a head that is so long that its lists and maps are counted."""
+    return _unpack(head, ext_hook=_unpack_array)
 
 
 def pack_columns(value: Any) -> bytes:
@@ -327,7 +367,7 @@ def _compile(
     sample = "{" + ", ".join(f"n{i}: {value}" for i, value in enumerate(v)) + "}"
     text = [
         "def decode(body, start, at):",
-        f"    [{', '.join(v)}] = values = unpack(body[start:at])",
+        f"    [{', '.join(v)}] = values = (unpack if at < most else counted)(body[start:at])",
         *(f"    {line}" for line in body),
         f"    return {sample}",
         "def decode_run(block, bounds, first, frame, checksum, alone, text):",
@@ -339,7 +379,7 @@ def _compile(
         "            if checksum(body, number) != expected or not at <= framed == size:",
         "                raise ValueError('frame')",
         "            at += 8",
-        f"            [{', '.join(v)}] = values = unpack(body[8:at])",
+        f"            [{', '.join(v)}] = values = (unpack if at < most else counted)(body[8:at])",
         *(f"            {line}" for line in body),
         "        except Exception:",
         "            yield alone(number, block[begin:stop], text)",
@@ -354,6 +394,8 @@ def _compile(
     nested = any(kind == "json" for _, kind in fields)
     scope: dict[str, Any] = {
         "unpack": partial(msgpack.unpackb, ext_hook=_unpack_array) if nested else msgpack.unpackb,
+        "counted": _unpack_counted,
+        "most": _UNCOUNTED,
         "array": _array,
         "array_size": _array_size,
         "length": _length,
@@ -410,7 +452,7 @@ def _pack_array(value: Any) -> msgpack.ExtType:
 def _unpack_array(code: int, data: bytes) -> np.ndarray[Any, Any]:
     if code != _ARRAY:
         raise ValueError(f"extension type {code} is not known")
-    dtype, shape, raw = msgpack.unpackb(data)
+    dtype, shape, raw = _unpack(data)
     if _array_size((dtype, shape)) != len(raw):
         raise ValueError("an array's length differs from its shape")
     return _array((dtype, shape), raw)

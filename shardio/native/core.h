@@ -30,7 +30,7 @@ typedef struct {
     const uint8_t *low, *high;
     uint64_t step;
     unsigned high_bytes; /* of a number: 0, 1 or 8 */
-    bool apart;          /* a record has two numbers, and not the first one of the next */
+    bool gaps;           /* a record has two numbers, and not the first one of the next */
 } core_shard;
 
 /* Take the offsets of a shard from bytes, aligned as an int64; 0: they are not as that says. */

@@ -154,7 +154,7 @@ int core_take_places(core_shard *shard, const void *data, size_t size)
     shard->offsets = (const int64_t *)data + 4, shard->step = head[1];
     shard->low = (const uint8_t *)(shard->offsets + lines);
     shard->high = shard->low + 2 * LINE * lines, shard->high_bytes = (unsigned)high;
-    shard->apart = each == 2, shard->records = (int64_t)(head[0] / each) - 1;
+    shard->gaps = each == 2, shard->records = (int64_t)(head[0] / each) - 1;
     return 1;
 }
 
@@ -178,7 +178,7 @@ int core_locate(const core_shard *shard, int64_t record, int64_t *at, size_t *si
 {
     if (record < 0 || record >= shard->records)
         return 0;
-    int64_t first = shard->apart ? 2 * record : record;
+    int64_t first = shard->gaps ? 2 * record : record;
     int64_t start = offset(shard, first), stop = offset(shard, first + 1);
     if (start < 0 || stop < start || stop - start > FRAME + (int64_t)UINT32_MAX)
         return 0;

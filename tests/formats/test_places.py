@@ -6,7 +6,7 @@ import struct
 import tracemalloc
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from shardio.formats.places import LINE, PackedSizes, Places
 from shardio.formats.record import RecordEncoder, RecordShard
 from shardio.formats.sample import Schema
 from shardio.storage import local
+from shardio.storage.base import File
 
 KINDS_OF_SIZES = {
     "alike": lambda n, rng: np.full(n, 3_000),
@@ -31,16 +32,16 @@ KINDS_OF_SIZES = {
 
 @pytest.mark.parametrize("count", [0, 1, LINE - 1, LINE, LINE + 1, 5_000])
 @pytest.mark.parametrize("kind", KINDS_OF_SIZES)
-@pytest.mark.parametrize("apart", [False, True])
-def test_places_are_those_that_were_given(count: int, kind: str, apart: bool) -> None:
+@pytest.mark.parametrize("gaps", [False, True])
+def test_places_are_those_that_were_given(count: int, kind: str, gaps: bool) -> None:
     rng = np.random.default_rng(1)
     sizes = KINDS_OF_SIZES[kind](count + 1, rng)
-    gaps = rng.integers(0, 4_096, count + 1) * apart
-    begins = 100 + np.cumsum(sizes + gaps) - sizes
+    between = rng.integers(0, 4_096, count + 1) * gaps
+    begins = 100 + np.cumsum(sizes + between) - sizes
     ends = begins + sizes
-    given = np.stack((begins, ends), 1).reshape(-1) if apart else begins
-    places = Places(given.astype(np.int64), apart=apart)
-    ends = ends if apart else np.append(begins[1:], 0)
+    given = np.stack((begins, ends), 1).reshape(-1) if gaps else begins
+    places = Places(given.astype(np.int64), gaps=gaps)
+    ends = ends if gaps else np.append(begins[1:], 0)
     found = PackedSizes(places)
     expected = (ends - begins)[:count]
     assert found[:].tolist() == expected.tolist()
@@ -71,12 +72,12 @@ def test_places_take_two_bytes_a_record() -> None:
 
 @reads
 @pytest.mark.parametrize("kind", KINDS_OF_SIZES)
-@pytest.mark.parametrize("apart", [False, True])
-def test_the_core_reads_records_where_python_says(tmp_path: Path, kind: str, apart: bool) -> None:
+@pytest.mark.parametrize("gaps", [False, True])
+def test_the_core_reads_records_where_python_says(tmp_path: Path, kind: str, gaps: bool) -> None:
     """Of a file with holes: each record is a frame and nothing more, at its place."""
     rng = np.random.default_rng(3)
     sizes = np.maximum(KINDS_OF_SIZES[kind](200, rng), 16)
-    begins = 100 + np.cumsum(sizes + 7 * apart) - sizes
+    begins = 100 + np.cumsum(sizes + 7 * gaps) - sizes
     short = sizes == sizes[3]
     path = tmp_path / "x"
     with open(path, "wb") as file:
@@ -84,8 +85,8 @@ def test_the_core_reads_records_where_python_says(tmp_path: Path, kind: str, apa
             sealed = struct.pack("<II", int(sizes[number]) - 16, 0) + bytes(int(sizes[number]) - 16)
             file.seek(int(begins[number]))
             file.write(struct.pack("<Q", xxhash.xxh3_64_intdigest(sealed, number)) + sealed)
-    given = np.stack((begins, begins + sizes), 1).reshape(-1) if apart else begins
-    places = Places(given.astype(np.int64), apart=apart)
+    given = np.stack((begins, begins + sizes), 1).reshape(-1) if gaps else begins
+    places = Places(given.astype(np.int64), gaps=gaps)
     with open(path, "rb") as file:
         for number in np.flatnonzero(short[:-1]).tolist():
             wanted = np.array([number], np.int64)
@@ -127,15 +128,29 @@ ID = b"i" * 16
 def forged(path: Path, count: int, number: int = 0) -> None:
     """Write a shard of `count` records of 0.9 KB, with a hole where the records would be."""
     encoder = RecordEncoder(SCHEMA, ID, number)
-    header = encoder.header()
-    rng = np.random.default_rng(number)
-    encoder._lengths = rng.integers(500, 1_300, count).tolist()
-    encoder.records, encoder._size = count, len(header) + sum(encoder._lengths) + 16 * count
-    encoder.index_as(rng.integers(0, 1 << 32, count).tolist(), {"label": [5] * count})
+    at, zeros = len(header := encoder.header()), bytes(1_300)
+    for size in np.random.default_rng(number).integers(500, 1_300, count).tolist():
+        encoder.append_stored(zeros[:size])
+        at += size
+    encoder.index_as([7] * count, {"label": [5] * count})
     with open(path, "wb") as file:
         file.write(header)
-        file.seek(encoder._size)
+        file.seek(at)
         file.write(encoder.finish())
+
+
+class Watched:
+    """A file that notes what is read of it."""
+
+    def __init__(self, file: File) -> None:
+        self.file, self.reads = file, list[tuple[int, int]]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def read(self, start: int, length: int) -> bytes:
+        self.reads.append((start, length))
+        return self.file.read(start, length)
 
 
 def opened(path: Path) -> RecordShard:
@@ -152,12 +167,12 @@ def test_open_shards_of_small_records_take_little_memory(tmp_path: Path) -> None
     try:
         held = [opened(tmp_path / str(number)) for number in range(shards)]
         for shard in held:
-            shard.between = shard._places.between(0, 140)  # type: ignore[attr-defined]
+            assert shard.sizes[0:140].sum() > 140 * 500  # as a block of records is read
         taken, _ = tracemalloc.get_traced_memory()
-        assert (taken - record_module._LARGE_INDEXES) / shards < 64e6 / 64 - 290_000
+        assert (taken - record_module.LARGE_INDEXES) / shards < 64e6 / 64 - 290_000
         assert [int(shard.columns["label"][7]) for shard in held] == [5] * shards
         taken, _ = tracemalloc.get_traced_memory()
-        assert (taken - record_module._LARGE_INDEXES) / shards < 64e6 / 64
+        assert (taken - record_module.LARGE_INDEXES) / shards < 64e6 / 64
     finally:
         tracemalloc.stop()
 
@@ -165,8 +180,8 @@ def test_open_shards_of_small_records_take_little_memory(tmp_path: Path) -> None
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make indexes of 400 bytes large ones, of which one is kept."""
-    monkeypatch.setattr(record_module, "_SMALL_INDEX", 400)
-    monkeypatch.setattr(record_module, "_LARGE_INDEXES", 1)
+    monkeypatch.setattr(record_module, "SMALL_INDEX", 400)
+    monkeypatch.setattr(record_module, "LARGE_INDEXES", 1)
 
 
 def whole(path: Path, count: int, fill: int = 1, number: int = 0) -> list[Any]:
@@ -184,8 +199,12 @@ def whole(path: Path, count: int, fill: int = 1, number: int = 0) -> list[Any]:
 
 def test_a_large_index_is_read_again_when_it_is_asked_for(tmp_path: Path, small: None) -> None:
     samples = [whole(tmp_path / str(i), 50, i + 1, i) for i in range(3)]
-    shards = [opened(tmp_path / str(i)) for i in range(3)]
-    assert [shard._index.here is None for shard in shards] == [True, True, False]
+    files = [Watched(local.open_file(str(tmp_path / str(i)), str(i))) for i in range(3)]
+    shards = [RecordShard(cast(File, file)) for file in files]
+    opening = [len(file.reads) for file in files]
+    index = files[0].reads[-1]
+    assert shards[2].key_hashes.shape == (50,) and len(files[2].reads) == opening[2]
+    assert shards[0].key_hashes.shape == (50,) and files[0].reads[opening[0] :] == [index]
     for shard, own in zip(shards, samples, strict=True):
         assert shard.key_hashes.tolist() == [
             xxhash.xxh3_64_intdigest(sample["__key__"]) & 0xFFFFFFFF for sample in own
@@ -194,8 +213,10 @@ def test_a_large_index_is_read_again_when_it_is_asked_for(tmp_path: Path, small:
         assert list(shard.keys(0, 50)) == [sample["__key__"] for sample in own]
         assert shard.columns["label"].tolist() == [sample["label"] for sample in own]
         assert list(shard.scan(0, 50)) == own
-    assert shards[0]._index.here is None and shards[0].columns["label"][3] == 4
-    gone = weakref.ref(shards[2]._index)
+    read = len(files[0].reads)
+    assert shards[0].columns["label"][3] == 4 and len(files[0].reads) == read  # they stay
+    assert shards[0].key(3) == b"1-3" and index not in files[0].reads[read:]
+    gone = weakref.ref(shards[2])
     del shard, shards[2]
     assert gone() is None  # what is kept of all shards keeps none of them
 
@@ -205,7 +226,6 @@ def test_an_index_that_changed_since_is_an_error(tmp_path: Path, small: None) ->
     samples = whole(tmp_path / "0", 50)
     whole(tmp_path / "1", 50, 2, 1)
     shard, _ = opened(tmp_path / "0"), opened(tmp_path / "1")
-    assert shard._index.here is None
     path = tmp_path / "0"
     other = tmp_path / "2"
     whole(other, 50, 3)
@@ -235,7 +255,6 @@ def test_the_key_of_a_damaged_record_is_found_without_its_index(
     data[shard.offset(49) - 1] ^= 1  # the last byte of an image
     (tmp_path / "0").write_bytes(data)
     shard, _ = opened(tmp_path / "0"), opened(tmp_path / "1")
-    assert shard._index.here is None
     with pytest.raises(DamageError, match="key 1-48"):
         shard.read(48)
     assert shard.key(48) == samples[48]["__key__"] == b"1-48"

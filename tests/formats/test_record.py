@@ -602,13 +602,14 @@ def test_hostile_records_are_refused_by_every_way_of_reading(data: bytes) -> Non
     assert "record 0 at byte" in refused(forge([data]))
 
 
-def test_a_bomb_of_empty_maps_where_an_int_belongs_is_refused() -> None:
-    bomb = b"\x93\xc4\x01k\x00\xdd" + struct.pack(">I", 600_000) + b"\x80" * 600_000
+@pytest.mark.parametrize(
+    ("count", "why"),
+    [(500_000, "its head does not fit the fields"), (600_000, "more than 262,144 lists and maps")],
+)
+def test_a_bomb_of_empty_maps_where_an_int_belongs_is_refused(count: int, why: str) -> None:
+    bomb = b"\x93\xc4\x01k\x00\xdd" + struct.pack(">I", count) + b"\x80" * count
     shard = RecordShard(Bytes(forge([record(bomb)])))
-    with (
-        memory_below(64 << 20),
-        pytest.raises(DamageError, match="its head does not fit the fields"),
-    ):
+    with memory_below(64 << 20), pytest.raises(DamageError, match=why):
         shard.read(0)
 
 
@@ -715,11 +716,19 @@ def test_hostile_arrays_are_refused(described: Any) -> None:
 
 
 def test_a_json_field_may_hold_what_a_head_can() -> None:
-    """Not damage: a megabyte of empty maps is a legal value, and costs what MAX_HEAD says."""
+    """Not damage: half a megabyte of empty maps is a legal value, and a megabyte with some."""
     fields = [[KEY, "key"], ["x", "json"]]
-    count = MAX_HEAD - 100
-    head = b"\x92\xc4\x01k\xdd" + struct.pack(">I", count) + b"\x80" * count
-    with memory_below(100 << 20):
+    for count, maps in (
+        (MAX_HEAD // 2 - 100, MAX_HEAD // 2 - 100),
+        (MAX_HEAD - 100, (1 << 18) - 2),
+    ):
+        check_json_field(fields, count, maps)
+
+
+def check_json_field(fields: list[list[str]], count: int, maps: int) -> None:
+    values = b"\x80" * maps + b"\xc0" * (count - maps)
+    head = b"\x92\xc4\x01k\xdd" + struct.pack(">I", count) + values
+    with memory_below(64 << 20):
         shard = RecordShard(Bytes(forge([record(head)], fields=fields)))
         assert len(shard.read(0)["x"]) == count
 
