@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -58,7 +58,7 @@ from .pack import (
     without_leftovers,
 )
 from .parts import Announce, PartOptions
-from .place import Place, place_at
+from .place import Place, find_place, place_at
 from .plan import Plan, make_plan, prepare
 from .process_pool import Executor, Progress, Report, check_executor, processes
 from .sources.archives.inflate import remove_unpacked
@@ -462,12 +462,13 @@ def _with_most_classes(growth: Growth) -> Manifest:
 def _refuse_one_split(growth: Growth, classes: tuple[str, ...] | None) -> None:
     """Raise OptionError where one of several splits would get classes that the others have not."""
     base = growth.work[0].base
-    if growth.work[0].name or classes == base.classes or growth.place.location.remote:
+    if growth.work[0].name or classes == base.classes:
         return
-    above, name = os.path.split(os.path.abspath(growth.folder))
-    splits = set[str]()
+    remote, url = growth.place.location.remote, growth.place.url
+    above, _, name = (url if remote else os.path.abspath(url)).rpartition("/")
+    splits: Collection[str] = ()
     with contextlib.suppress(ShardioError):  # whatever lies there is none of ours, then
-        splits = {os.path.basename(folder) for folder in manifest.datasets(above).values()}
+        splits = find_place(above, growth.call.to).datasets()
     if name in splits:
         new = some((classes or ())[len(base.classes or ()) :])
         raise OptionError(

@@ -263,6 +263,9 @@ def test_splits_are_appended_to(bucket: ObjectStore, tmp_path: Path) -> None:
     for split in ("train", "val"):
         assert len(keys_of(f"{url}/{split}", to)) == 6
     assert not work.exists()
+    plant(tmp_path / "new class", images(2, 1))
+    with pytest.raises(OptionError, match=r"All splits are to number them alike: append to s3://"):
+        shardio.append(tmp_path / "new class", f"{url}/train", to=to, on_duplicate="skip")
 
 
 def test_an_append_that_is_killed_goes_on(

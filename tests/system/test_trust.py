@@ -28,6 +28,7 @@ CASES = {
     "workers": 2,
     "races": 3,
     "leaks": 2,
+    "reading": 1,
 }
 
 
