@@ -80,7 +80,8 @@ def open(
     """Open a packed dataset. Raises NotPackedError, DamageError, VersionError, OptionError.
 
     split      "train": the dataset of this name in `path`, which holds several
-    version    a version of the dataset, by its id or its tag (`shardio log`); default: the newest
+    version    a version of the dataset, by its id or its tag (`shardio log`), or by the sum of its
+               manifest ("sha256:..."); default: the newest
     decode     "pil": the first image field as a PIL image, RGB, upright; other image fields as
                stored. "numpy": as arrays of these, (H, W, 3) uint8 the first. None: as the bytes of
                their files. Or a function of those bytes. Or a mapping of these by field, also of

@@ -86,8 +86,8 @@ class ShardDataset(ManifestInfo, ShuffleInfo, Stream):
 
     path               the packed directory, or its URL
     split              "train": the dataset of this name, where `path` holds several
-    version            a version of the dataset, by its id or its tag, as `shardio log` lists them;
-                       default: the newest
+    version            a version of the dataset, by its id or its tag, as `shardio log` lists them,
+                       or by the sum of its manifest ("sha256:..."); default: the newest
     batch_size         rows of a batch, for `DataLoader(ds, batch_size=None)`. None: the dataset
                        yields samples, and DataLoader makes batches; each record still comes once an
                        epoch, but the order of batches then depends on the number of workers

@@ -42,6 +42,7 @@ _MAX_TAGS = 1 << 20  # bytes
 _SIDECAR = re.compile(r"(excluded|sources)-[0-9a-f]{8}\.bin\Z")
 _KEPT = re.compile(r"manifest-([0-9a-f]{16})\.json\Z")
 _ID = re.compile(r"[0-9a-f]{4,16}\Z")
+_SUM = re.compile(r"sha256:([0-9a-f]{64})\Z")
 _TAG = re.compile(r"[^\x00-\x1f\x7f/]{1,100}\Z")
 
 
@@ -173,8 +174,9 @@ def _load(member: str, index: Location, dataset: Manifest, side: Sidecar) -> lis
 def load_version(index: Location, version: str | None) -> Manifest:
     """Read the manifest of a version, by its id, the first 4 digits or more of it, or its tag.
 
-    None: the newest. Raises OptionError where there is no such version, or records of it were
-    erased since, and as `manifest.load`.
+    Or by "sha256:" and the sum at the end of its manifest, so that it is no other. None: the newest.
+    Raises OptionError where there is no such version, or records of it were erased since,
+    DamageError where it has another sum, and as `manifest.load`.
     """
     newest = manifest.load(index)
     return newest if version is None else readable(index, find_version(index, version), newest)
@@ -229,6 +231,14 @@ def find_version(index: Location, version: str) -> Manifest:
     if not isinstance(version, str):
         raise OptionError(f"version is {printable(repr(version))}: expected an id or a tag")
     tags = load_tags(index)
+    if pinned := _SUM.match(version):
+        found = find_version(index, pinned[1][: len(newest.version_id)])
+        if found.digest != pinned[1]:
+            raise DamageError(
+                f"{path_in(index, MANIFEST)}: the manifest of version {found.version_id} has the "
+                f"SHA-256 {found.digest}, expected {pinned[1]}: it is not the dataset that you want"
+            )
+        return found
     wanted = tags.get(version, version)
     if _ID.match(wanted):
         fitting = []

@@ -61,6 +61,24 @@ def test_any_version_is_opened_by_its_id_or_the_start_of_it(grown: Any) -> None:
     assert keys_of(out) == keys[4:]
 
 
+def test_a_version_is_pinned_by_the_sum_of_its_manifest(grown: Any) -> None:
+    """64 digits, of which the id is the first 16: a forger may find another with the same id."""
+    out, keys, ids = grown
+    for age, (one, name) in enumerate(zip(ids, manifests(out, ids), strict=True)):
+        total = name.read_bytes().splitlines()[-2].split(b'"')[3].decode()
+        assert total.startswith(one) and keys_of(out, f"sha256:{total}") == keys[2 * age :]
+        with pytest.raises(DamageError, match=rf"has the SHA-256 {total}, expected {one}0"):
+            api.open(out, version=f"sha256:{one}{'0' * 48}")
+    with pytest.raises(OptionError, match="that version was removed"):
+        api.open(out, version=f"sha256:{'0' * 64}")
+    with pytest.raises(OptionError, match="no version is called"):
+        api.open(out, version=f"sha256:{total[:40]}")
+
+
+def manifests(out: Path, ids: list[str]) -> list[Path]:
+    return [*(out / f"manifest-{one}.json" for one in ids[:-1]), out / "manifest.json"]
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
