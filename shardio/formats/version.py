@@ -174,7 +174,7 @@ def _load(member: str, index: Location, dataset: Manifest, side: Sidecar) -> lis
 def load_version(index: Location, version: str | None) -> Manifest:
     """Read the manifest of a version, by its id, the first 4 digits or more of it, or its tag.
 
-    Or by "sha256:" and the sum at the end of its manifest, so that it is no other. None: the newest.
+    Or by "sha256:" and the sum at the end of its manifest: it is no other then. None: the newest.
     Raises OptionError where there is no such version, or records of it were erased since,
     DamageError where it has another sum, and as `manifest.load`.
     """
