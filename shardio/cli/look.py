@@ -344,7 +344,10 @@ def _verify(output: Output, *, dropped: str | None = None, **call: Any) -> int:
     )
     if found.damages:
         if found.sought is None and output.is_watched:
-            hint = "`shardio repair OUT NEW` saves the rest; --from COPY takes it from a copy"
+            hint = (
+                "`shardio repair OUT NEW` saves the rest; --from COPY takes it from a copy; "
+                "`shardio drop OUT --damaged` hides what is damaged"
+            )
             output.announce(paint(hint, "hint", sys.stderr))
         return DAMAGED
     return FAILED if found.unread else DONE

@@ -133,7 +133,13 @@ ANNOTATE = Command(
     option("--key", "COLUMN"),
     option("--missing", choices=("error", "none")),
     option("--unknown", choices=("error", "ignore")),
-    option("--remove", "NAME", action="append"),
+    option(
+        "--remove",
+        "NAME",
+        "instead of a table: a field whose annotated values are taken away (several: once each). "
+        "One that was added is gone then; one that was packed has its packed values again",
+        action="append",
+    ),
     option("--dry-run"),
     ROOT,
     *STORE,

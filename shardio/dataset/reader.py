@@ -28,7 +28,7 @@ from ..formats.sample import Sample, Schema
 from ..formats.version import NONE, load_excluded, load_version
 from ..order.rng import Int64s
 from ..order.subset import Remaining
-from ..storage.base import Location
+from ..storage.base import Location, path_in
 from ..storage.local import memory_available
 from ..storage.location import locate
 from ..storage.options import Storage
@@ -287,6 +287,7 @@ class Reader:
                 return cast(Shard, DroppedShard(info, error, self.manifest.schema))
             if not self.tolerant:
                 raise
+            info = replace(info, name=path_in(self.storage, info.name))  # as those that open
             return cast(Shard, UnopenedShard(info, error))
 
     def _too_large(self, newest: Shard) -> bool:

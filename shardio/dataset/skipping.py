@@ -295,8 +295,8 @@ class SkippingPass:
         if (count := self._count()) > self._most:
             raise SkipError(
                 f"{one}: {show_count(count, 'record')} skipped of {self._rows:,} in epoch "
-                f"{self._epoch}, and on_error allows {self._most:,}: mend the dataset, or give "
-                "on_error=shardio.Skip(most=...)"
+                f"{self._epoch}, and on_error allows {self._most:,}: mend the dataset (`shardio "
+                "repair`, or `shardio drop --damaged`), or give on_error=shardio.Skip(most=...)"
             ) from error
 
     def _count(self) -> int:

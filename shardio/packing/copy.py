@@ -37,7 +37,7 @@ from ..storage.location import Target, locate, locate_target
 from ..storage.lock import JOURNAL
 from ..storage.options import Storage
 from ..storage.remote import RemoteLocation
-from ..storage.upload import Upload
+from ..storage.upload import DIFFERS, Upload
 from ..units import check_bool, check_group, check_int, show_count, show_size
 from . import output_dir
 from .objects import LOOKS, each, looked
@@ -456,7 +456,7 @@ def _write_file(folder: str, item: _Item, file: File | None, count: _Count, agai
             if file.size != item.size:
                 raise DamageError(
                     f"{file.name}: is {file.size:,} bytes long, but the manifest says "
-                    f"{item.size:,}. The file is not the one that was packed"
+                    f"{item.size:,}. {DIFFERS}"
                 )
             for start in range(0, item.size, _PIECE):
                 piece = file.read(start, min(_PIECE, item.size - start))
@@ -470,8 +470,7 @@ def _write_file(folder: str, item: _Item, file: File | None, count: _Count, agai
         shown = item.name if file is None else file.name
         raise DamageError(
             f"{printable(shown, 4096)}: its SHA-256 is {draft.digest().hex()}, expected "
-            f"{item.sha256.hex()}. The file differs from what was packed; nothing was written "
-            "in its place"
+            f"{item.sha256.hex()}. {DIFFERS}"
         )
     count.add(-item.size)
     _write_file(folder, item, file, count, again - 1)

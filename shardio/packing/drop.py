@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..dataset.decode import Decoder
-from ..dataset.reader import Reader
+from ..dataset.reader import DroppedShard, Reader
 from ..dataset.sequence import ShardSequence
 from ..errors import BusyError, DamageError, OptionError, StorageError, printable
 from ..formats import manifest
@@ -63,6 +63,7 @@ class Dropped:
     unfinished: list[str] = field(default_factory=list)  # directories of work that was removed
     damages: list[Damage] = field(default_factory=list)  # with `damaged`: what was found
     unmended: int = 0  # of these, those that are of no record
+    unerased: int = 0  # damaged records that were to be erased, of shards that cannot be opened
 
     def __repr__(self) -> str:
         return f"<{self._summary()}>"
@@ -97,6 +98,7 @@ class Dropped:
         """Count what is done to one dataset."""
         self.records += one.fresh
         self.erased += one.erased
+        self.unerased += one.unerased
         self.unlisted += one.unlisted
         if one.unfinished is not None and one.unfinished.is_there:
             self.unfinished.append(one.unfinished.folder)
@@ -110,6 +112,12 @@ class Dropped:
         if self.erased:
             shards, records = show_count(self.shards, "shard"), show_count(self.erased, "record")
             yield f"{records} {would}erased: {shards} {would}written anew without them"
+        if self.unerased:
+            records, out = show_count(self.unerased, "record"), printable(self.out, 4096)
+            yield (
+                f"{records} not erased, since their shards cannot be opened: `shardio compact "
+                f"{out}` writes all others anew"
+            )
         if self.unreadable:
             versions = show_count(len(self.unreadable), "older version")
             shown = [
@@ -292,6 +300,7 @@ class _Work:
     fresh: int  # how many of them were not
     erasing: Erasing | None = None  # None: nothing is to be erased
     erased: int = 0  # records
+    unerased: int = 0  # of shards that cannot be opened
     unfinished: Unfinished | None = None  # with such records
     listed: list[Problem] | None = None  # what packing left out, without them; None: as it is
     unlisted: int = 0
@@ -307,6 +316,9 @@ class _Work:
         """
         erasing = choose(self.place, reader, numbers, keys)
         self.erased = len(erasing.numbers) + len(erasing.keys - own)
+        shards = np.unique(np.searchsorted(reader.starts, numbers, "right") - 1).tolist()
+        unopened = (one for one in shards if isinstance(reader.shard(one), DroppedShard))
+        self.unerased = sum(reader.manifest.shard(one).records for one in unopened)
         self.erasing = erasing if erasing.parts else None
         self.unfinished = unfinished_with(self.place, self.before, keys, restart)
         left_out = journal.own_rejected(self.place.location) or []

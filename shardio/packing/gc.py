@@ -234,8 +234,11 @@ def _unnamed(
             continue
         if journal.shard_number(name) is not None:
             owner = None if name in named else journal.shard_id(folder, name)
-            new = owner == unfinished and before.get(name) != status.st_mtime_ns
-            needed = owner is None or new
+            new = owner is not None and owner == unfinished
+            new = new and before.get(name) != status.st_mtime_ns
+            # One that is damaged may be of what is unfinished.
+            ours = owner is not None or (not resumable and is_ours(LocalDirectory(folder), name))
+            needed = name in named or new or not ours
         elif name == JOURNAL:
             needed = resumable or data is None
         elif any(one(folder, name) for one in (is_sidecar, is_version_file, is_overlay, is_kept)):

@@ -611,10 +611,10 @@ def left_out_lines(rejected: Sequence[tuple[str, str]], before: int) -> list[str
     """Say which files were left out, and how many were so before."""
     lines = []
     if rejected:
-        left = show_count(len(rejected), "file")
-        lines.append(f"{left} left out; {REJECTED} lists those that no record is of:")
+        lines.append(f"{show_count(len(rejected), 'file')} left out:")
         lines += [f"  {printable(key)}: {why}" for key, why in rejected[:_SHOWN]]
         lines += [f"  ... and {len(rejected) - _SHOWN:,} more"] * (len(rejected) > _SHOWN)
+        lines.append(f"{REJECTED} lists those without a record; a record that is there stays")
     if before:
         files = show_count(before, "file")
         lines.append(f"{files} left out before, and not changed; in {REJECTED}")

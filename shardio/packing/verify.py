@@ -111,7 +111,8 @@ class Verified:
             left = f"{len(self.damages):,}" if self.damages else "nothing"
             return f"{self.sought}: {left} left of them"
         what = f"{show_count(self.records, 'record')} in {show_count(self.shards, 'shard')}"
-        verdict = f"{len(self.damages):,} damaged" if self.damages else "all as packed"
+        others = " others" if self.hidden or self.unread else ""
+        verdict = f"{len(self.damages):,} damaged" if self.damages else f"all{others} as packed"
         if self.erased:
             verdict += f", {self.erased:,} erased"
         if self.hidden:
@@ -119,9 +120,9 @@ class Verified:
             verdict += f"; {show_count(self.hidden, 'damaged record')} {were} dropped"
         if self.unread:
             number = len(self.unread) + self.untried
-            rest = f"; {verdict.replace('all', 'all others')}"
             none = number == self.shards and not self.damages
-            verdict = f"{show_count(number, 'shard')} could not be read{'' if none else rest}"
+            rest = "" if none else f"; {verdict}"
+            verdict = f"{show_count(number, 'shard')} could not be read{rest}"
         part = "" if self.part is None else f"part {self.part[0]} of {self.part[1]}: "
         return f"{part}{what}, {show_size(self.bytes)}: {verdict}"
 

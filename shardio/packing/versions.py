@@ -198,7 +198,10 @@ def is_ours(index: Location, name: str) -> bool:
             contextlib.suppress(FileNotFoundError, StorageError, DamageError, VersionError),
             contextlib.closing(index.open(name)) as file,
         ):
-            return open_own(file, name) is not None
+            try:
+                return open_own(file, name) is not None
+            except DamageError:  # anybody's LMDB begins as ours
+                return _begins(index, name, RECORDS)
         return False
     magic = RECORDS if has_overlay_name(name) else sidecar_magic(name)
     if name.endswith(SUFFIX):  # of the index of a foreign shard

@@ -26,6 +26,10 @@ ReadRange = Callable[[Any, str, int, int], memoryview]  # of a store, path, firs
 
 PIECE = 8 << 20  # bytes that are read at a time; of a part of an upload, at least
 MOST_PARTS = 9_000  # S3 takes 10,000
+DIFFERS = (
+    "The file differs from what was packed, and was not copied. `shardio repair` saves the rest; "
+    "where all that is damaged was dropped, `shardio compact` writes the others anew"
+)
 _READERS = 3  # pieces of an object of another store that are read at once
 
 
@@ -62,7 +66,7 @@ class Upload(NamedTuple):
         if (size, seal.digest()) != (self.size, self.sha256):
             raise DamageError(
                 f"{self.name}: its SHA-256 is {seal.hexdigest()}, expected {self.sha256.hex()}. "
-                "The file differs from what was packed; nothing was written in its place"
+                f"{DIFFERS}"
             )
 
     def _read(self, read: ReadRange) -> Generator[bytes | memoryview, None, None]:

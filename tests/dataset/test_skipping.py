@@ -208,6 +208,7 @@ def test_a_shard_that_does_not_open_is_filled_from_the_next(
     assert numbers(found) == [[64 if n in bad else n for n in batch] for batch in good]
     assert {one.number for one in dataset.skipped} == bad
     assert {one.key for one in dataset.skipped} == {""}
+    assert {one.shard for one in dataset.skipped} == {str(path)}
 
 
 def test_valid_is_false_where_a_row_was_filled(folder: Path) -> None:

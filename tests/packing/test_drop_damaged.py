@@ -101,7 +101,7 @@ def test_what_verify_lists_is_dropped_and_nothing_else(
     assert read_all(out) == sorted({*keys} - gone)
     seen = verify(out, decode=True, jobs=1)
     assert (seen.damages, seen.hidden, seen.records) == ([], len(gone), RECORDS)
-    assert f"all as packed; {len(gone)} damaged records were dropped" in str(seen)
+    assert f": all others as packed; {len(gone)} damaged records were dropped" in str(seen)
     before = content(out)
     again = drop(out, damaged=True, jobs=jobs)
     assert (again.records, again.damages, again.versions) == (0, [], {}) and content(out) == before
@@ -180,6 +180,11 @@ def test_erasing_leaves_no_damage(out: Path, tmp_path: Path) -> None:
     hurt(files(out)[2], "header")
     done = dropped(out, erase=True)
     assert done.erased == len({keys[8], *TORN} - {*keys[12:18]})
+    assert done.unerased == 6
+    assert (
+        f"6 records not erased, since their shards cannot be opened: `shardio compact {out}`"
+        in (str(done))
+    )
     seen = verify(out, decode=True, sha256=True, jobs=1)
     assert (seen.damages, seen.hidden) == ([], 6)
     assert read_all(out) == sorted({*keys} - {keys[8], *TORN, *keys[12:18]})

@@ -11,12 +11,15 @@ from support.trees import JPEG, content, plant, shardio, shardio_json, shards
 
 from shardio.dataset import sequence as sequences
 from shardio.errors import BusyError, DamageError, NotPackedError
+from shardio.formats import manifest
+from shardio.formats.lmdb import START
 from shardio.packing import journal
 from shardio.packing.gc import gc
 from shardio.packing.index import index
 from shardio.packing.options import PlanOptions
 from shardio.packing.pack import pack
 from shardio.storage import local, lock
+from shardio.storage.location import locate
 
 DAY = 24 * 3600
 
@@ -80,6 +83,26 @@ def test_what_is_not_shardios_stays_whatever_its_name(out: Path) -> None:
     gc(out, keep_s=0)
     left = content(out)
     assert all(left[name.encode()] == data for name, data in mine.items())
+
+
+@pytest.mark.parametrize("left", [8, 100, -1])
+def test_damaged_shards_go_once_no_version_names_them(source: Path, out: Path, left: int) -> None:
+    now = manifest.load(locate(out))
+    named = {now.shard(number).name for number in range(now.shards)}
+    old = next(path for path in shards(out) if path.name not in named)
+    current = next(path for path in shards(out) if path.name in named)
+    for path in (old, current):
+        os.truncate(path, left if left > 0 else path.stat().st_size - 1)
+    lmdb = START + bytes(100)
+    plant(out, {"00007-01234567.lmdb": lmdb, "other.shard": old.read_bytes()})
+    assert str(old) in gc(out, keep_s=0, dry_run=True).removed
+    unfinished(source, out, overwrite=True, seed=2)
+    gc(out, keep_s=0)
+    assert old.exists()  # it may be of what is unfinished
+    (out / lock.JOURNAL).unlink()
+    gc(out, keep_s=0)
+    assert not old.exists() and current.exists() and (out / "other.shard").exists()
+    assert (out / "00007-01234567.lmdb").read_bytes() == lmdb
 
 
 def test_temporary_files_of_dead_packers_go(out: Path) -> None:

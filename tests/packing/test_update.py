@@ -289,6 +289,7 @@ def test_a_record_stays_while_its_new_file_cannot_be_packed(out: Path, source: P
         done = update(source, out, on_error="skip")
         assert [one for one, _ in done.rejected] == rejected
         assert done.rejected_before == before_that
+        assert "rejected.jsonl lists those without a record; a record that is there" in str(done)
     left_out = (out / "rejected.jsonl").read_text()
     assert other in left_out and key not in left_out  # of which there is a record
     found = {one["__key__"]: one["image"] for one in api.open(out, decode=None)}
@@ -311,7 +312,7 @@ def test_what_was_left_out_is_tried_again_when_it_changed(out: Path, source: Pat
     listed = (out / "rejected.jsonl").read_text()
     said = shardio(*call).stdout  # code 0
     assert "0 new" in said and "2 files left out before, and not changed" in said
-    assert "left out;" not in said and [one.id for one in log(out).versions] == ids
+    assert "left out:" not in said and [one.id for one in log(out).versions] == ids
     assert (out / "rejected.jsonl").read_text() == listed
     with pytest.raises(SourceError, match=r"(?s)2 files cannot be packed.*bad\.jpg.*empty\.jpg"):
         update(source, out)
