@@ -47,6 +47,7 @@ from shardio.packing import repair as module
 from shardio.packing.append import append
 from shardio.packing.copy import copy
 from shardio.packing.drop import drop
+from shardio.packing.gc import gc
 from shardio.packing.output_dir import own_unplanned
 from shardio.packing.repair import LOST, repair
 from shardio.storage import ranges
@@ -474,6 +475,27 @@ def test_a_copy_from_before_does_not_bring_back_what_was_erased(
         assert not any(gone in data for data in content(new).values() if data)
         shutil.rmtree(other)
         shutil.rmtree(new)
+
+
+def test_a_copy_from_before_an_erasure_of_dropped_records_brings_nothing_back(
+    whole: Path, out: Path, new: Path, tmp_path: Path
+) -> None:
+    keys = api.open(out, decode=None).keys()[:1]
+    drop(out, keys=keys)
+    copy(out, tmp_path / "older")
+    drop(out, keys=keys, erase=True)  # the list of dropped records is the same
+    copy(out, tmp_path / "newest")
+    gc(out, keep_versions=1, keep_s=0)
+    anew = shard_paths(out)[0]
+    (out / "manifest.json").unlink()
+    for damage in ([], [20]):
+        change(anew, flip(*damage))
+        with pytest.raises(DamageError, match="the copy is of another version"):
+            repair(out, new, copy=tmp_path / "older", jobs=1)
+    shutil.copy(shard_paths(whole)[0], out)  # the old file, before gc
+    change(out / shard_paths(whole)[0].name, flip(20))
+    repair(out, new, copy=tmp_path / "newest", jobs=1)
+    assert content(new) == content(tmp_path / "newest")
 
 
 def test_a_damaged_list_of_dropped_records_is_never_passed_over(
