@@ -50,6 +50,7 @@ from shardio.packing.drop import drop
 from shardio.packing.gc import gc
 from shardio.packing.output_dir import own_unplanned
 from shardio.packing.repair import LOST, repair
+from shardio.packing.versions import files_of
 from shardio.storage import ranges
 from shardio.storage.local import open_file
 from shardio.storage.location import locate
@@ -573,6 +574,21 @@ def test_a_value_that_is_lost_is_none_and_the_others_are_kept(annotated: Path, n
     )  # fmt: skip
     assert path.name in lost.why and "1 of values lost" in str(done)
     assert verify(new, sha256=True, jobs=1).damages == []
+
+
+def test_values_of_records_that_are_lost_go_with_them(annotated: Path, new: Path) -> None:
+    keys = api.open(annotated, decode=None).keys()
+    drop(annotated, keys=[keys[3]])
+    before, at = rows(annotated), places(annotated)[2][5][0]
+    change(shard_paths(annotated)[0], zero(100, 1 << 20))
+    change(shard_paths(annotated)[2], flip(at + 20))
+    done = repair(annotated, new, jobs=1)
+    assert [one.record for one in done.lost] == [0, 1, 2, 4, 5, 6, 7, 5]
+    assert verify(new, sha256=True, jobs=1).damages == []
+    assert rows(new) == before[7:-3] + before[-2:]
+    named = manifest.load(locate(new))
+    assert not any(0 in beside.files for beside in named.overlays)
+    assert sorted(os.listdir(new)) == sorted({*files_of(named), "manifest.json", LOST})
 
 
 def test_a_corrected_label_never_becomes_the_old_one_again_where_its_row_is_known(
