@@ -459,6 +459,11 @@ def _build(one: _Dataset, jobs: int, report: Report, done: Repaired) -> tuple[Ma
     erased = dict(before.erased)
     for number, new in enumerate(found.shards):
         old = before.shard(number)
+        if new.name in erased:
+            raise DamageError(
+                f"{path_in(one.index, old.name)}: it is the file as it was before records were "
+                "erased. Nothing was committed. Move it away, and run it again"
+            )
         if old.sha256 != new.sha256:
             less = max(0, old.size - new.size)
             erased[old.name] = Successor(new.size, new.sha256, new.index_checksum, less)

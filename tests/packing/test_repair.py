@@ -478,6 +478,22 @@ def test_a_copy_from_before_does_not_bring_back_what_was_erased(
         shutil.rmtree(new)
 
 
+@pytest.mark.parametrize("end", [None, -70, 3000])
+def test_an_old_file_under_the_new_name_does_not_bring_back_what_was_erased(
+    whole: Path, out: Path, new: Path, end: int | None
+) -> None:
+    keys = api.open(whole, decode=None).keys()
+    drop(out, keys=[keys[0]], erase=True)
+    gone = api.open(whole, decode=None)[0]["image"]
+    shard_paths(out)[0].write_bytes(shard_paths(whole)[0].read_bytes()[:end])
+    with contextlib.suppress(DamageError):  # of LMDB, where nothing says that it is an older one
+        repair(out, new, jobs=1)
+        assert verify(new, sha256=True, jobs=1).damages == []
+        assert not any(gone in data for data in content(new).values() if data)
+        return
+    assert not (new / "manifest.json").exists() and [*whole.glob("*.lmdb")]
+
+
 def test_a_copy_from_before_an_erasure_of_dropped_records_brings_nothing_back(
     whole: Path, out: Path, new: Path, tmp_path: Path
 ) -> None:
