@@ -79,7 +79,8 @@ class Dropped:
         if self.unmended:
             lines.append(
                 f"{show_count(self.unmended, 'damage')} of no record: restore the file from a "
-                f"copy, or `shardio compact {printable(self.out, 4096)}` writes all anew"
+                f"copy, or `shardio compact {printable(self.out, 4096)}` writes all shards anew, "
+                "and `shardio repair` values beside them"
             )
         if self.already:
             lines.append(f"{self.already:,} more were dropped before")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..dataset.reader import Reader, key_hashes, records_with_keys
+from ..dataset.reader import DroppedShard, Reader, key_hashes, records_with_keys
 from ..errors import DamageError, OptionError, printable
 from ..formats import PACKED, open_shard
 from ..formats.base import Column, Opening, Overlay, Shard, ShardInfo
@@ -298,5 +298,7 @@ def erased_numbers(reader: Reader) -> Numbers:
     followed = {one.sha256 for one in dataset.erased.values()}  # others have none
     for at, first in enumerate(reader.starts[:-1].tolist() if followed else ()):
         if dataset.shard_sha256[at].tobytes() in followed:
-            found.append(erased_in(reader.shard(at)) + first)
+            shard = reader.shard(at)
+            if not isinstance(shard, DroppedShard):  # of which nobody knows what is in it
+                found.append(erased_in(shard) + first)
     return np.concatenate(found)

@@ -18,7 +18,7 @@ from ..formats import PACKED, manifest
 from ..formats.base import ShardInfo
 from ..formats.manifest import MANIFEST, Manifest
 from ..formats.overlay import has_overlay_name
-from ..formats.record import RecordShard, read_header
+from ..formats.record import ERASED, RecordShard, read_header
 from ..formats.sample import Schema
 from ..formats.version import MAGICS, TAGS, history, kept_id, kept_name, sidecar_magic
 from ..names import from_file_name, key_text
@@ -34,6 +34,7 @@ class Claim(NamedTuple):
 
     name: str
     says: tuple[int, bytes, tuple[tuple[str, str], ...]]
+    version: int  # of the format
 
 
 def claims(index: Location) -> list[Claim]:
@@ -48,20 +49,20 @@ def claims(index: Location) -> list[Claim]:
                 contextlib.suppress(OSError, StorageError, DamageError, VersionError),
                 contextlib.closing(index.open(name)) as file,
             ):
-                found += [Claim(name, said)] if (said := _said(file)) else []
+                found += [Claim(name, *said)] if (said := _said(file)) else []
     return found
 
 
-def _said(file: File) -> tuple[int, bytes, tuple[tuple[str, str], ...]] | None:
-    """Return number, dataset id and fields, as a file has them. Raises DamageError."""
+def _said(file: File) -> tuple[tuple[int, bytes, tuple[tuple[str, str], ...]], int] | None:
+    """Return number, dataset id and fields, and version, of a file. Raises DamageError."""
     start = file.read(0, min(file.size, 64))
     for format, row in PACKED.items():
         if start.startswith(row.magic):
             if format == "record":
-                schema, id_, number, *_ = read_header(file)
-                return number, id_, schema.fields
+                schema, id_, number, _, version = read_header(file)
+                return (number, id_, schema.fields), version
             shard = row.shard(file, verify=False)
-            return shard.number, shard.dataset_id, shard.schema.fields
+            return (shard.number, shard.dataset_id, shard.schema.fields), shard.version
     return None
 
 
@@ -84,7 +85,7 @@ def load(
         why = "damaged"
     if copy is not None:
         one, data = _read_copy(copy)
-        _refuse_older(index, one)
+        _refuse_older(index, one, there)
         if there and one.dataset_id not in {claim.says[1] for claim in there}:
             raise OptionError(
                 f"{printable(copy.url, 4096)}: its dataset is {one.dataset_id.hex()}, and none of "
@@ -115,14 +116,25 @@ def _names(index: Location) -> list[str]:
     return [from_file_name(name) for name in sorted(os.listdir(index.root))]
 
 
-def _refuse_older(index: Location, one: Manifest) -> None:
-    """Raise DamageError where a directory was changed in a way that a manifest does not know."""
-    known = [one]
+def _refuse_older(index: Location, one: Manifest, there: Sequence[Claim]) -> None:
+    """Raise DamageError where a directory was changed in a way that a manifest does not know.
+
+    One that has a number of its shards, under another name, took the place of that one: records
+    were erased, and their list may be the same, since they had been dropped before.
+    """
+    known, id_ = [one], one.dataset_id
     with contextlib.suppress(DamageError, VersionError):
         known += history(index, one)
     named = {older.excluded.name for older in known if older.excluded is not None}
     lists = {name for name in _names(index) if sidecar_magic(name) == MAGICS["excluded"]}
-    if index.exists(kept_name(one.version_id)) or lists - named:
+    shards = {older.shard(number).name for older in known for number in range(older.shards)}
+    others = {of.name for of in there if of.version < ERASED or of.says[1] != id_}
+    anew = {
+        name
+        for name in {*_names(index)} - shards - {*one.erased} - others
+        if (number := shard_number(name)) is not None and number < one.shards
+    }
+    if index.exists(kept_name(one.version_id)) or lists - named or anew:
         raise DamageError(
             f"{path_in(index, MANIFEST)}: the manifest cannot be read, and the copy is of another "
             f"version, {one.version_id}: records that were dropped since would come back. Give a "

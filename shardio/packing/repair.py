@@ -31,11 +31,11 @@ from ..errors import (
     StorageError,
     printable,
 )
-from ..formats import PACKED, manifest
+from ..formats import PACKED, manifest, open_shard
 from ..formats.base import Opening, Overlay, ShardInfo
 from ..formats.index import SCALARS, key_hash
 from ..formats.manifest import GROWN, MANIFEST, SPLITS, Commit, Manifest, Successor, overlay_name
-from ..formats.overlay import ROW, files_of_shard, rows_of
+from ..formats.overlay import ROW, files_of_shard, open_values, rows_and_values, rows_of
 from ..formats.record import ERASED, RecordShard, erased_in, seed_of
 from ..formats.version import Numbers, load_excluded, load_sources
 from ..names import KEY, from_file_name, key_text
@@ -420,7 +420,37 @@ def _mend_all(one: _Dataset, jobs: int, report: Report, done: Repaired) -> _File
             elif named is not None and mended.info is not None:
                 of_field = found.values[named]
                 of_field[number] = (*of_field.get(number, ()), mended.info)
+    _leave_out_values(one, found)
     return found
+
+
+def _leave_out_values(one: _Dataset, found: _Files) -> None:
+    """Leave out the values of records of which nothing is left: they are as if erased."""
+    beside = (replace(old, files=found.values[old.field]) for old in one.one.overlays)
+    after = replace(one.one, overlays=tuple(beside))
+    opening = after.opening(LocalDirectory(one.folder))
+    for number, info in enumerate(found.shards):
+        if info.sha256 == one.one.shard(number).sha256 or not after.overlays:
+            continue
+        stored = open_shard(after.format, replace(opening, overlays=()), info)
+        with contextlib.closing(stored):
+            gone = {*erased_in(stored).tolist()}
+        kept = dict[str, list[ShardInfo]]()
+        for old, here, file in files_of_shard(opening, number):
+            infos = kept.setdefault(old.field, [])
+            with contextlib.closing(open_values(here, file, PACKED["record"].open)) as values:
+                pairs = [*rows_and_values(values, info.records)]
+            left = [(row, value) for row, value in pairs if row not in gone]
+            if len(left) == len(pairs):
+                infos.append(file)
+                continue
+            local.remove(os.path.join(one.folder, file.name))
+            if left:
+                infos.append(write_values(one.folder, one.one.dataset_id, old, number, left, []))
+        for name, infos in kept.items():
+            found.values[name] = {**found.values[name], number: tuple(infos)}
+            if not infos:
+                del found.values[name][number]
 
 
 def _build(one: _Dataset, jobs: int, report: Report, done: Repaired) -> tuple[Manifest, bytes]:
@@ -429,6 +459,11 @@ def _build(one: _Dataset, jobs: int, report: Report, done: Repaired) -> tuple[Ma
     erased = dict(before.erased)
     for number, new in enumerate(found.shards):
         old = before.shard(number)
+        if new.name in erased:
+            raise DamageError(
+                f"{path_in(one.index, old.name)}: it is the file as it was before records were "
+                "erased. Nothing was committed. Move it away, and run it again"
+            )
         if old.sha256 != new.sha256:
             less = max(0, old.size - new.size)
             erased[old.name] = Successor(new.size, new.sha256, new.index_checksum, less)

@@ -334,8 +334,12 @@ def _check_shard(task: _Task, add: Callable[[int], None]) -> _Checked:
     try:
         if task.sha256 and sha256(task.format, task.opening, info) != info.sha256:
             damages.append(damaged("its SHA-256 is not the manifest's"))
-        with contextlib.closing(open_shard(task.format, task.opening, info)) as shard:
-            for _, here, one in files_of_shard(task.opening, info.number) if task.sha256 else ():
+        shard, beside = _opened(task)
+        with contextlib.closing(shard):
+            if beside is not None:  # the images may be good: no record is damaged by it
+                damages.append(damaged(str(beside)))
+            check_values = task.sha256 and beside is None
+            for _, here, one in files_of_shard(task.opening, info.number) if check_values else ():
                 if sha256("record", here, one) != one.sha256:
                     where = path_in(here.storage, one.name)
                     damages.append(damaged(f"{where}: its SHA-256 is not the manifest's"))
@@ -366,6 +370,20 @@ def _check_shard(task: _Task, add: Callable[[int], None]) -> _Checked:
     if info.records and len(task.dropped) == info.records:
         return _Checked(0, [], hidden=damages, is_whole=True)
     return _Checked(0, damages, is_whole=True)
+
+
+def _opened(task: _Task) -> tuple[Shard, DamageError | None]:
+    """Open a shard; without the values beside it, and with an error, where these do not open.
+
+    Raises as `open_shard`, of the shard itself, and where all of its records were dropped.
+    """
+    try:
+        return open_shard(task.format, task.opening, task.info), None
+    except DamageError as error:
+        if not task.opening.overlays or len(task.dropped) == task.info.records:
+            raise
+        stored = replace(task.opening, overlays=())
+        return open_shard(task.format, stored, task.info), error
 
 
 def _wrongly_erased(shard: Shard, record: int, hidden: set[int]) -> str | None:

@@ -22,6 +22,7 @@ from shardio.errors import (
 from shardio.formats import manifest, open_shard
 from shardio.formats.lmdb import PAGE
 from shardio.packing.drop import drop
+from shardio.packing.repair import repair
 from shardio.packing.update import update
 from shardio.packing.verify import verify
 from shardio.packing.versions import restore
@@ -257,6 +258,40 @@ def test_a_damaged_value_beside_a_shard_drops_its_record(out: Path, tmp_path: Pa
     done = dropped(out)
     assert done.records == 1 + len(TORN)
     assert len(read_all(out)) == RECORDS - done.records
+
+
+@pytest.mark.parametrize("how", ["missing", "cut", "header", "index"])
+def test_a_file_of_values_that_does_not_open_drops_no_record(
+    out: Path, tmp_path: Path, how: str
+) -> None:
+    keys = keys_of(out)
+    flip(out, 1, 2, -1)
+    annotate(out, write_scores(tmp_path, keys))
+    file = sorted(out.glob("overlay-*"))[1]  # beside the same shard
+    hurt(file, how)
+    before = content(out)
+    with pytest.raises(DamageError, match=file.name):  # which cannot be written without the value
+        dropped(out, erase=True)
+    assert content(out) == before
+    done = dropped(out)
+    assert (done.records, done.unmended) == (1 + len({*TORN} - {keys[8]}), 1)
+    assert any(file.name in one.what for one in done.damages)
+    assert "`shardio repair` values beside them" in str(done)
+    repair(out, tmp_path / "new", jobs=1)
+    assert read_all(tmp_path / "new") == sorted({*keys} - {keys[8], *TORN})
+
+
+def test_what_is_erased_is_not_passed_over_where_a_dropped_shard_does_not_open(
+    out: Path, source: Path
+) -> None:
+    keys = keys_of(out)
+    append(source, out, on_duplicate="replace", jobs=1)
+    drop(out, keys=keys[:1], erase=True)  # so the first shard has one that was erased
+    os.truncate(files(out)[0], files(out)[0].stat().st_size - 1)
+    before = content(out)
+    with pytest.raises(DamageError, match=files(out)[0].name):
+        drop(out, keys=keys[2:3], erase=True)
+    assert content(out) == before
 
 
 def test_splits_are_checked_together_and_committed_each(tmp_path: Path, source: Path) -> None:

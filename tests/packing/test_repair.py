@@ -47,8 +47,10 @@ from shardio.packing import repair as module
 from shardio.packing.append import append
 from shardio.packing.copy import copy
 from shardio.packing.drop import drop
+from shardio.packing.gc import gc
 from shardio.packing.output_dir import own_unplanned
 from shardio.packing.repair import LOST, repair
+from shardio.packing.versions import files_of
 from shardio.storage import ranges
 from shardio.storage.local import open_file
 from shardio.storage.location import locate
@@ -476,6 +478,43 @@ def test_a_copy_from_before_does_not_bring_back_what_was_erased(
         shutil.rmtree(new)
 
 
+@pytest.mark.parametrize("end", [None, -70, 3000])
+def test_an_old_file_under_the_new_name_does_not_bring_back_what_was_erased(
+    whole: Path, out: Path, new: Path, end: int | None
+) -> None:
+    keys = api.open(whole, decode=None).keys()
+    drop(out, keys=[keys[0]], erase=True)
+    gone = api.open(whole, decode=None)[0]["image"]
+    shard_paths(out)[0].write_bytes(shard_paths(whole)[0].read_bytes()[:end])
+    with contextlib.suppress(DamageError):  # of LMDB, where nothing says that it is an older one
+        repair(out, new, jobs=1)
+        assert verify(new, sha256=True, jobs=1).damages == []
+        assert not any(gone in data for data in content(new).values() if data)
+        return
+    assert not (new / "manifest.json").exists() and [*whole.glob("*.lmdb")]
+
+
+def test_a_copy_from_before_an_erasure_of_dropped_records_brings_nothing_back(
+    whole: Path, out: Path, new: Path, tmp_path: Path
+) -> None:
+    keys = api.open(out, decode=None).keys()[:1]
+    drop(out, keys=keys)
+    copy(out, tmp_path / "older")
+    drop(out, keys=keys, erase=True)  # the list of dropped records is the same
+    copy(out, tmp_path / "newest")
+    gc(out, keep_versions=1, keep_s=0)
+    anew = shard_paths(out)[0]
+    (out / "manifest.json").unlink()
+    for damage in ([], [20]):
+        change(anew, flip(*damage))
+        with pytest.raises(DamageError, match="the copy is of another version"):
+            repair(out, new, copy=tmp_path / "older", jobs=1)
+    shutil.copy(shard_paths(whole)[0], out)  # the old file, before gc
+    change(out / shard_paths(whole)[0].name, flip(20))
+    repair(out, new, copy=tmp_path / "newest", jobs=1)
+    assert content(new) == content(tmp_path / "newest")
+
+
 def test_a_damaged_list_of_dropped_records_is_never_passed_over(
     whole: Path, out: Path, new: Path, tmp_path: Path
 ) -> None:
@@ -551,6 +590,21 @@ def test_a_value_that_is_lost_is_none_and_the_others_are_kept(annotated: Path, n
     )  # fmt: skip
     assert path.name in lost.why and "1 of values lost" in str(done)
     assert verify(new, sha256=True, jobs=1).damages == []
+
+
+def test_values_of_records_that_are_lost_go_with_them(annotated: Path, new: Path) -> None:
+    keys = api.open(annotated, decode=None).keys()
+    drop(annotated, keys=[keys[3]])
+    before, at = rows(annotated), places(annotated)[2][5][0]
+    change(shard_paths(annotated)[0], zero(100, 1 << 20))
+    change(shard_paths(annotated)[2], flip(at + 20))
+    done = repair(annotated, new, jobs=1)
+    assert [one.record for one in done.lost] == [0, 1, 2, 4, 5, 6, 7, 5]
+    assert verify(new, sha256=True, jobs=1).damages == []
+    assert rows(new) == before[7:-3] + before[-2:]
+    named = manifest.load(locate(new))
+    assert not any(0 in beside.files for beside in named.overlays)
+    assert sorted(os.listdir(new)) == sorted({*files_of(named), "manifest.json", LOST})
 
 
 def test_a_corrected_label_never_becomes_the_old_one_again_where_its_row_is_known(
