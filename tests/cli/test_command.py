@@ -66,7 +66,7 @@ def test_messages_call_options_as_the_command_line_does(
 
 
 def test_what_is_no_option_of_the_command_line_stays_as_it_is() -> None:
-    pack, commit = (one for one in parser.COMMANDS if one.name in ("pack", "commit"))
+    pack, cache = (one for one in parser.COMMANDS if one.name in ("pack", "cache"))
     for text, told in (
         ("by options={'anonymous': True}.", "by --store-option anonymous=true."),
         ("give max_pixels=400, or", "give --max-pixels 400, or"),
@@ -77,6 +77,6 @@ def test_what_is_no_option_of_the_command_line_stays_as_it_is() -> None:
         ("/data/[max_pixels]: https://h/x?max_pixels=4: /data/a,work_dir: gone",) * 2,
     ):
         assert pack.with_typed_options(text) == told
-    assert commit.with_typed_options("options={'region': ...} max_pixels=4") == (
+    assert cache.with_typed_options("options={'region': ...} max_pixels=4") == (
         "options={'region': ...} max_pixels=4"
     )

@@ -120,7 +120,7 @@ def of_shard(data: bytes) -> None:
     shard = RecordShard(Bytes(data), dataset_id=data[16:32])
     records = min(shard.records, 50)
     dict(shard.columns)
-    shard.sizes.sum()
+    shard.sizes[:].sum()
     read = []
     for record in range(records):
         with contextlib.suppress(ShardioError):

@@ -69,8 +69,8 @@ spans        8 a worker, each also read by 1 other (costs a network file system
 each worker  3,072 to 3,328 records, 2.8 to 3.1 MiB, from 3 to 4 shards
 files        17 open at most, of 256 that a process may open
 bytes wait   in each process, read in blocks
-memory       at worst 3.6 MiB a process: records 2.2 MiB, order 314.9 KiB,
-             indexes 1.2 MiB; 58.2 MiB a machine
+memory       at worst 3.1 MiB a process: records 2.2 MiB, order 314.9 KiB,
+             indexes 647.5 KiB; 49.6 MiB a machine
 state        shuffle_buffer=10000 seed=0 tail=pad canonical_workers=64 unit=32
 
 no warnings"""
