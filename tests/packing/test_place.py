@@ -453,8 +453,9 @@ def test_what_a_compaction_asks_for(through: ObjectStore, proxy: FaultProxy, sma
     shardio.compact(f"{through.url}/grown", jobs=1, storage=options(through))
     asked = [(one.method, one.path.split("?")[0].rpartition("/")[2]) for one in proxy.figures().log]
     ends = [name for method, name in asked if method == "GET" and name.startswith("0000")]
-    # Ends and heads of 8 shards, 29 records, and again the ends of those that are annotated.
-    assert len(ends) <= 8 + 8 + 29 + 3
+    # Ends and heads of 8 shards, 29 records, and again the ends of those that are annotated. What
+    # is slow to come, on a busy machine, is asked for twice. With its key apart, each costs two.
+    assert len(ends) <= 8 + 8 + 29 + 3 + 8
 
 
 # --- parts of an append ---------------------------------------------------------------------------
