@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import every_format
 from support.lmdb_writer import write
 
 from shardio.dataset import sequence as sequences
@@ -24,6 +25,7 @@ from shardio.errors import DamageError, ShardioError, SourceError
 from shardio.formats.foreign.lmdb import LmdbFile
 from shardio.names import KEY
 from shardio.packing import index as indexing
+from shardio.packing.pack import pack
 from shardio.storage.location import locate
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "lmdb_foreign"
@@ -539,3 +541,12 @@ def test_a_tree_that_names_something_twice_is_damage(tmp_path: Path, what: str, 
     path.write_bytes(data)
     with pytest.raises(DamageError, match="LMDB page"):
         index(tmp_path)
+
+
+def test_a_shard_of_ours_without_its_manifest_is_told(tmp_path: Path) -> None:
+    """Its records with their frames are no values: `pack` took them for images."""
+    every_format.pack_lmdb(tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").unlink()
+    for call in (pack, indexing.index):
+        with pytest.raises(SourceError, match=r"a shard of a packed dataset, whose manifest\.json"):
+            call(tmp_path / "out", out=tmp_path / "again")

@@ -46,6 +46,7 @@ from ...errors import DamageError, SourceError, printable
 from ...names import KEY
 from ...storage.base import Location
 from ..lmdb import BRANCH_PAGE, LEAF_PAGE, META_PAGE, OVERFLOW_PAGE, PAGE_HEAD, RUN_HEAD, TREE
+from ..record import MAGIC
 from ..sample import pack, unpack
 from .base import ForeignFile, Values
 from .protobuf import read_varint
@@ -94,6 +95,11 @@ class LmdbFile(ForeignFile):
         """Yield (offset, length) of each record. Raises DamageError, SourceError."""
         found = _walk(self)
         ranges = list(zip(found.offsets.tolist(), found.lengths.tolist(), strict=True))
+        if ranges and self.read(ranges[-1][0], min(ranges[-1][1], len(MAGIC))) == MAGIC:
+            raise SourceError(
+                f"{self.name}: it is a shard of a packed dataset, whose manifest.json is not here. "
+                "Restore that; without a copy, `shardio repair` makes a new one"
+            )
         told = sorted({0, len(ranges) // 2, len(ranges) - 1}) if ranges else []
         kinds = [_kind(self, self.read(*ranges[i])) for i in told if ranges[i][1] <= _MAX_PROBED]
         kind = next((kind for kind in kinds if kind != "bytes"), "bytes")
