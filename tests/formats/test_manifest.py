@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.forging import sealed
 
 from shardio.errors import DamageError, NotPackedError, OptionError, ShardioError, VersionError
 from shardio.formats import manifest
@@ -56,11 +57,6 @@ def same(a: Manifest, b: Manifest) -> bool:
             for name in ("dataset_id", "format", "classes", "options", "library", "blob_bytes")
         )
     )
-
-
-def sealed(body: bytes) -> bytes:
-    """With the SHA-256 that belongs to it."""
-    return body + b'"sha256": "%s"\n}\n' % hashlib.sha256(body).hexdigest().encode()
 
 
 def body_of(data: bytes) -> bytes:
@@ -491,6 +487,6 @@ def test_something_else_in_its_place_is_a_clear_error(tmp_path: Path) -> None:
     "body", [b"[\n", b'{\n"a": nothing,\n', b"[" * 100_000], ids=["a", "b", "c"]
 )
 def test_a_right_seal_does_not_make_a_file_whole(body: bytes) -> None:
-    data = body + b'"sha256": "%s"\n}\n' % hashlib.sha256(body).hexdigest().encode()
+    data = sealed(body)
     with pytest.raises(DamageError, match=r"^x: it is damaged, or was edited by hand$"):
         manifest.parse_sealed(data, "x")

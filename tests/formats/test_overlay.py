@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.forging import sealed
 from support.naive_reader import naive_reader
 from support.small_datasets import ID
 
@@ -32,10 +33,6 @@ def out(packed: Packed) -> Path:
     return folder
 
 
-def seal(body: bytes) -> bytes:
-    return body + b'"sha256": "%s"\n}\n' % hashlib.sha256(body).hexdigest().encode()
-
-
 def forge(out: Path, change: Callable[[Any], Any]) -> None:
     """Write the manifest with another member `overlays`, and the right checksum."""
     lines = (out / "manifest.json").read_bytes().splitlines(keepends=True)[:-2]
@@ -43,7 +40,7 @@ def forge(out: Path, change: Callable[[Any], Any]) -> None:
         if line.startswith(b'"overlays": '):
             value = change(json.loads(line.removeprefix(b'"overlays": ').rstrip(b",\n")))
             lines[place] = b'"overlays": %s,\n' % json.dumps(value).encode()
-    (out / "manifest.json").write_bytes(seal(b"".join(lines)))
+    (out / "manifest.json").write_bytes(sealed(b"".join(lines)))
 
 
 def put_file(

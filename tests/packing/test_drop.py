@@ -1,6 +1,5 @@
 """Dropped records: no reader shows them; their bytes stay, older versions, and all else."""
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.forging import sealed
 from support.small_datasets import ID
 from support.trees import content, noise, plant, shardio, shardio_json, shards
 from torch.utils.data import DataLoader
@@ -273,13 +273,9 @@ def test_a_damaged_list_is_named(out: Path, fault: str) -> None:
             b'"excluded": %s,\n' % text.encode() if line.startswith(b'"excluded"') else line
             for line in lines
         )
-        (out / "manifest.json").write_bytes(seal(body))
+        (out / "manifest.json").write_bytes(sealed(body))
     with pytest.raises(DamageError, match=r"excluded-[0-9a-f]{8}\.bin"):
         api.open(out)
-
-
-def seal(body: bytes) -> bytes:
-    return body + b'"sha256": "%s"\n}\n' % hashlib.sha256(body).hexdigest().encode()
 
 
 # --- states ---------------------------------------------------------------------------------------

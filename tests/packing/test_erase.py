@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import small_datasets
 from support.exporting import FIELDS
+from support.forging import sealed
 from support.raw_pixels import raw_data
 from support.trees import content, noise, plant, shardio, shardio_json, shards
 
@@ -715,8 +716,7 @@ def test_a_forged_name_of_a_file_of_values_is_damage(annotated: Any, what: bytes
     name = re.search(rb'"erased": \[\[("[^"]*")', body)
     assert name is not None
     forged = body.replace(name[1], what, 1)
-    seal = b'"sha256": "%s"\n}\n' % hashlib.sha256(forged).hexdigest().encode()
-    (out / "manifest.json").write_bytes(forged + seal)
+    (out / "manifest.json").write_bytes(sealed(forged))
     with pytest.raises(DamageError, match=r"manifest\.json: not a manifest"):
         api.open(out)
 

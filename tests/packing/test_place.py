@@ -15,7 +15,7 @@ from support.faults import Rule
 from support.object_stores import ObjectStore
 from support.trees import images, noise, picture, plant
 from support.trees import shardio as command
-from support.uploading import fetched, files, options, puts, started
+from support.uploading import fetched, files, kill_held, options, puts, started
 
 import shardio
 from shardio import OptionError, PlanOptions, ShardDataset, Storage
@@ -276,18 +276,12 @@ def test_an_append_that_is_killed_goes_on(
     before = keys_of(url, direct)
     for held in (r"/0000[67]-", "probe", "manifest-", NEWEST):
         proxy.rules(Rule("timeout", path=held, method="PUT"))
-        with started(*line) as process:
-            proxy.wait(faults=1)
-            process.kill()
-            process.wait(LIMIT_S)
+        kill_held(proxy, *line)
         proxy.reset()
         assert keys_of(url, direct) == before and len(log(url, storage=direct).versions) == 1
     lost = Rule("lost", path=NEWEST, method="PUT", times=1)  # it is there, and nobody knows
     proxy.rules(lost, Rule("timeout", path=NEWEST, method="PUT"))
-    with started(*line) as process:
-        proxy.wait(faults=2)
-        process.kill()
-        process.wait(LIMIT_S)
+    kill_held(proxy, *line, faults=2)
     proxy.rules()
     assert "0 records appended" in command(*line).stdout
     assert puts(proxy, "/0000") == 0  # they were there: nothing is uploaded twice
@@ -403,10 +397,7 @@ def test_a_compaction_that_is_killed_goes_on(
     line = ["compact", url, "--shard-size", "4000", "--jobs", "1"]
     for held in (r"/00002-", "overlay-", NEWEST):
         proxy.rules(Rule("timeout", path=held, method="PUT"))
-        with started(*line) as process:
-            proxy.wait(faults=1)
-            process.kill()
-            process.wait(LIMIT_S)
+        kill_held(proxy, *line)
         proxy.rules()
         proxy.reset()
         assert keys_of(url, direct) == before and log(url, storage=direct).versions == versions
@@ -532,10 +523,7 @@ def test_parts_and_a_commit_that_are_killed_are_run_again(
     shardio.append(many, url, part="1/2", **more)
     line = ["append", many, url, "--part", "2/2", "--on-duplicate", "skip", "--work-dir", work]
     proxy.rules(Rule("timeout", path="/00009-", method="PUT"))
-    with started(*line, "--jobs", "1") as process:
-        proxy.wait(faults=1)
-        process.kill()
-        process.wait(LIMIT_S)
+    kill_held(proxy, *line, "--jobs", "1")
     proxy.rules()
     proxy.reset()
     shardio.append(many, url, part="2/2", **more)
@@ -544,10 +532,7 @@ def test_parts_and_a_commit_that_are_killed_are_run_again(
     for committed in (0, 1):
         proxy.rules(*[lost] * committed, Rule("timeout", path=NEWEST, method="PUT"))
         proxy.reset()
-        with started("commit", url, "--work-dir", work) as process:
-            proxy.wait(faults=1 + committed)
-            process.kill()
-            process.wait(LIMIT_S)
+        kill_held(proxy, "commit", url, "--work-dir", work, faults=1 + committed)
         proxy.rules()
         assert len(keys_of(url, direct)) == len(before) + 15 * committed
     done = commit_parts(url, storage=direct, work_dir=work)
@@ -596,10 +581,7 @@ def test_what_was_uploaded_before_a_kill_is_not_read_again(
     source, url = f"{through.url}/source", f"{through.url}/out"
     line = ["append", source, url, "--jobs", "1", "--on-duplicate", "skip"]
     proxy.rules(Rule("timeout", path="/00009-", method="PUT"))
-    with started(*line) as process:
-        proxy.wait(faults=1)
-        process.kill()
-        process.wait(LIMIT_S)
+    kill_held(proxy, *line)
     proxy.rules()
     proxy.reset()
     said = command(*line)
@@ -945,10 +927,7 @@ def test_a_kill_at_any_request_leaves_the_old_version_whole(
     for number in range(uploads):
         proxy.rules(Rule("timeout", method="PUT", numbers=[number]))
         proxy.reset()
-        with started(*line) as process:
-            proxy.wait(faults=1)
-            process.kill()
-            process.wait(LIMIT_S)
+        kill_held(proxy, *line)
         assert log(url, storage=storage).versions == before and keys_of(url, storage) == read
     assert not shardio.verify(url, storage=storage).damages
     proxy.rules()

@@ -1,6 +1,5 @@
 """Versions: each commit is one, all are found and compared, and any can be gone back to."""
 
-import hashlib
 import json
 import os
 import re
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.forging import sealed
 from support.trees import content, noise, plant, shardio, shardio_json, shards
 
 import shardio as api
@@ -297,8 +297,7 @@ def test_a_manifest_that_others_wrote_is_kept_byte_for_byte(out: Path) -> None:
     body = b"".join(data.splitlines(keepends=True)[:-2])
     spaced = body.replace(b'["class0","class1",', b'["class0", "class1",')
     assert spaced != body
-    seal = b'"sha256": "%s"\n}\n' % hashlib.sha256(spaced).hexdigest().encode()
-    (out / "manifest.json").write_bytes(spaced + seal)
+    (out / "manifest.json").write_bytes(sealed(spaced))
     keys, first = keys_of(out), log(out).versions[0].id
     drop(out, keys=keys[:1])
     assert [one.id for one in log(out).versions][1:] == [first]
@@ -329,7 +328,6 @@ def test_a_forged_manifest_is_damage(grown: Any, old: bytes, new: bytes) -> None
     body = b"".join(data.splitlines(keepends=True)[:-2])
     forged, count = re.subn(old, new, body)
     assert count == 1
-    seal = b'"sha256": "%s"\n}\n' % hashlib.sha256(forged).hexdigest().encode()
-    (out / "manifest.json").write_bytes(forged + seal)
+    (out / "manifest.json").write_bytes(sealed(forged))
     with pytest.raises(DamageError, match=r"manifest\.json: not a manifest"):
         api.open(out)

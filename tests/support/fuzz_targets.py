@@ -34,10 +34,10 @@ from shardio.packing.sources.archives.folder import Inflating, open_archive
 from shardio.packing.sources.base import Rejected
 from shardio.storage import retry_after
 from shardio.storage.memory import MemoryLocation
+from support.forging import sealed
 
 MAX_PIXELS = 1 << 18
 GOLDEN = Path(__file__).parent.parent / "golden"
-OWN = (ShardioError,)
 
 
 class Bytes:
@@ -65,26 +65,21 @@ class Bytes:
 # --- files of a dataset ---------------------------------------------------------------------------
 
 
-def seal(lines: bytes) -> bytes:
-    """Put the line behind others that vouches for them, as in a manifest."""
-    return lines + b'"sha256": "%s"\n}\n' % hashlib.sha256(lines).hexdigest().encode()
-
-
 def of_manifest(data: bytes) -> None:
     """A manifest: what is taken is written again as it was read."""
-    found = manifest.parse(seal(data), "here")
+    found = manifest.parse(sealed(data), "here")
     again = manifest.parse(found.dump(), "here")
     assert again.dump() == found.dump()
 
 
 def of_splits(data: bytes) -> None:
     """The list of a dataset's splits."""
-    manifest.load_splits(MemoryLocation("here", {manifest.SPLITS: seal(data)}))
+    manifest.load_splits(MemoryLocation("here", {manifest.SPLITS: sealed(data)}))
 
 
 def of_tags(data: bytes) -> None:
     """The names of versions."""
-    version.parse_tags(seal(data), MemoryLocation("here", {}))
+    version.parse_tags(sealed(data), MemoryLocation("here", {}))
 
 
 def sealed_shard(data: bytes) -> bytes:
@@ -200,7 +195,7 @@ def of_dataset(there: Base, data: bytes) -> None:
         lines = body.splitlines(keepends=True)
         lines[which % len(lines)] = data + b"\n"
         body, files = b"".join(lines), {}
-    written = {"manifest.json": seal(body), **files}
+    written = {"manifest.json": sealed(body), **files}
     kept = {name: (there.folder / name).read_bytes() for name in written if name in there.files}
     for name, content in written.items():
         (there.folder / name).write_bytes(content)
@@ -374,7 +369,7 @@ def run(all_targets: dict[str, Target], data: bytes) -> str:
         return ""
     try:
         target(data[1:])
-    except OWN as error:
+    except ShardioError as error:
         str(error).encode("utf-8")  # it can be printed
         return type(error).__name__
     return "taken"

@@ -55,6 +55,14 @@ def started(*line: Any) -> Iterator["subprocess.Popen[bytes]"]:
             process.kill()
 
 
+def kill_held(proxy: FaultProxy, *line: Any, faults: int = 1) -> None:
+    """Run the command line until so many of its requests met a fault, and kill it."""
+    with started(*line) as process:
+        proxy.wait(faults=faults)
+        process.kill()
+        process.wait(LIMIT_S)
+
+
 @contextlib.contextmanager
 def second_part_held(
     proxy: FaultProxy, line: Sequence[Any], *more: str
