@@ -186,8 +186,6 @@ class Policy:
         if not rows.size:
             return
         numbers = rows[NUMBER]
-        if self._selection is not None:
-            numbers = self._selection.at(numbers)
         order = numbers.argsort()
         numbers, shards = numbers[order], rows[SHARD][order]
         new = np.ones(len(numbers) + 1, bool)  # whether a stretch ends before each row
@@ -199,21 +197,25 @@ class Policy:
         for at, begin, end in zip(shards.tolist(), begins.tolist(), ends.tolist(), strict=True):
             self._reader.shard(at, self.scattered).will_need(begin, end)
 
-    def _run(
-        self, number: int, at: int, record: int, most: int
-    ) -> tuple[Shard, slice | Int64s, Int64s]:
+    def _run(self, at: int, record: int, most: int) -> tuple[Shard, slice | Int64s, Int64s]:
         """Return the next records of storage: as many as are read or announced at once.
 
-        number, at, record, most: as `Span.locate` gives them. Returns the shard, which of its
+        at, record, most: as `Span.locate` gives them. Returns the shard, which of its
         records they are (a slice, perhaps of more), and where each ends, in bytes from the first.
         """
         shard = self._reader.shard(at, self.scattered)
         most = min(most, 1 + int(2 * self.run / self.mean_bytes))
         chosen: slice | Int64s = slice(record, record + most)
-        if self._selection is not None:
-            first = self._reader.starts[at]
-            chosen = self._selection.at(slice(number, number + most)) - first
-        ends = shard.sizes[chosen].cumsum()
+        if self._selection is None:
+            sizes = shard.sizes[chosen]
+        else:
+            place = int(self._starts[at]) + record
+            some = self._selection.at(slice(place, place + most)) - self._reader.starts[at]
+            first, last = int(some[0]), int(some[-1])
+            near = last - first < 4 * len(some)  # a slice of sizes comes 10 times as fast
+            sizes = shard.sizes[first : last + 1][some - first] if near else shard.sizes[some]
+            chosen = some
+        ends = sizes.cumsum()
         count = max(1, int(ends.searchsorted(self.run, side="right")))
         return shard, chosen, ends[:count]
 
@@ -322,16 +324,22 @@ class Whole(Windows):
             self._first = places.start
         self._ends.append(places.stop - self._first)
         if self.ahead < self.records:
-            self.announce(rows[:, rows[NUMBER] >= self.ahead])
+            self.announce(rows[:, rows[NUMBER] >= self._ahead_number()])
 
     def advance(self, drawn: DrawnPieces) -> None:
         self._announce_to(self, min(RAMP * self._ends.popleft() + self.lookahead, self.records))
 
-    def locate(self, place: int) -> tuple[int, int, int, int]:
-        """Turn a place into a record's number, its shard, and its number there, as Span does."""
+    def _ahead_number(self) -> int:
+        """Return the number of the first record that is not announced."""
+        if self._selection is None:
+            return self.ahead
+        return int(self._selection.at(np.array([self.ahead]))[0])
+
+    def locate(self, place: int) -> tuple[int, int, int]:
+        """Turn a place into a shard, and the place in the epoch's part of it, as Span does."""
         shard = int(self._starts.searchsorted(place, side="right")) - 1
         first, stop = int(self._starts[shard]), int(self._starts[shard + 1])
-        return place, shard, place - first, stop - place
+        return shard, place - first, stop - place
 
 
 class WholeFirst(Whole):
@@ -397,8 +405,6 @@ class Held(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Records handed out before their block is read, which are not held.
-        self._handed_out_early: set[int] = set()
         # Of all windows, were there no budget.
         self.windows_bytes = math.ceil(
             self.partition.spans_read * (self.window_bytes + self._beyond_bytes())
@@ -412,7 +418,7 @@ class Held(Policy):
     def skip(self, span: Span, first: int) -> None:
         others = span.take(span.done, first - span.done)
         self._pop(span, others)
-        self._handed_out_early.update(span.unannounced(others)[NUMBER].tolist())
+        span.early.update(span.unannounced(others)[PLACE].tolist())
 
     def release(self, drawn: DrawnPieces) -> list[bytes | None]:
         return [data for span, _, rows in drawn for data in self._pop(span, rows)]
@@ -426,20 +432,16 @@ class Held(Policy):
     def _hold_to(self, span: Span, target: int) -> None:
         """Read the storage of a span up to a place, and hold it as far as the budget goes."""
         while span.ahead < target:
-            number, *where = span.locate(span.ahead)
-            shard, chosen, ends = self._run(number, *where)
-            count = len(ends)
-            if number in self._handed_out_early:
-                self._handed_out_early.remove(number)
+            shard, chosen, ends = self._run(*span.locate(span.ahead))
+            count, place, early = len(ends), span.ahead, span.early
+            if place in early:
+                early.remove(place)
                 span.hold([None])
             elif self.held_bytes + int(ends[-1]) > self.budget:
                 span.hold([None] * count)
             else:
-                if self._handed_out_early:
-                    run = range(number, number + count)
-                    count = next(
-                        (i for i, n in enumerate(run) if n in self._handed_out_early), count
-                    )
+                if early:
+                    count = next((i for i in range(count) if place + i in early), count)
                 data = self._read(shard, chosen, count)
                 self.held_bytes += sum(map(len, filter(None, data)))
                 span.hold(data)
@@ -503,9 +505,9 @@ class NetworkBlocks(Held):
         return self._requests(one_by_one, in_runs, self.partition.sharers)
 
     def draw(self, pieces: Pieces, drawn: DrawnPieces, rows: DrawnRows) -> None:
-        early = unannounced_rows(drawn)
-        self._handed_out_early.update(early[NUMBER].tolist())
-        self.announce(early)
+        for span, _, rows_of in drawn:
+            span.early.update(span.unannounced(rows_of)[PLACE].tolist())
+        self.announce(unannounced_rows(drawn))
 
     def advance(self, drawn: DrawnPieces) -> None:
         for span, done, _ in drawn:
@@ -556,7 +558,7 @@ class Ranges(Blocks):
             span.requested_to += len(ends)
             after = span.requested_to + len(ends)
             if after < span.records:
-                self._reader.will_open([span.locate(after)[1]])
+                self._reader.will_open([span.locate(after)[0]])
 
 
 # --- which one ------------------------------------------------------------------------------------

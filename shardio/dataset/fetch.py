@@ -79,8 +79,7 @@ class Fetch:
         self.reader = reader
         self.partition = partition
         self._selection = selection
-        # Of each shard, the number of its first record; with a selection, its place in that. All
-        # below counts so, until records are read or announced.
+        # Of each shard, the number of its first record; with a selection, its place in that.
         self._starts = reader.starts if selection is None else selection.starts
         self._spans: dict[int, Span] = {}
         mean = reader.mean_bytes
@@ -103,7 +102,7 @@ class Fetch:
         # Making all draws of a shared span costs 0.2 us each; making only one's own, 10 us a piece.
         several = policy.budget or partition.sharers * partition.epoch.unit <= 50
         chunk = window.CHUNK if several else 0
-        self._new_span = partial(Span, partition.epoch, self._starts, chunk)
+        self._new_span = partial(Span, partition.epoch, self._numbers, chunk)
 
     @property
     def held_bytes(self) -> int:
@@ -197,6 +196,11 @@ class Fetch:
         for a, b in pairwise([0, *cuts, len(order)] if len(order) else []):
             yield self.shard(int(shards[a])), records[a:b], order[a:b]
 
+    def _numbers(self, shards: Int64s, records: Int64s) -> Int64s:
+        """Return the numbers of records by their shards, and their places in the epoch's part."""
+        places = self._starts[shards] + records
+        return places if self._selection is None else self._selection.at(places)
+
     def _batches(self) -> Iterator[_BatchPlan]:
         """Yield the plan of each batch; without a batch_size, one plan for many steps."""
         partition = self.partition
@@ -256,7 +260,8 @@ class Fetch:
             rows[:, turn] = by_span
         if len(repeats):
             shards, records = self.partition.epoch.locate(repeats)
-            again = np.stack((np.full_like(repeats, -1), shards, self._starts[shards] + records))
+            numbers = self._numbers(shards, records)
+            again = np.stack((np.full_like(repeats, -1), shards, numbers))
             rows = np.concatenate((rows, again), axis=1)
         return _Batch(drawn, rows, valid, turn)
 
@@ -264,8 +269,6 @@ class Fetch:
         """Yield the batch with what was held for it, then hold or announce what comes after it."""
         held = self.policy.release(batch.drawn)
         _, shards, numbers = batch.rows
-        if self._selection is not None:
-            numbers = self._selection.at(numbers)
         if held is not None:
             if batch.turn is not None:
                 by_span, held = held, held[:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -15,7 +15,7 @@ RAMP = 4  # records announced for each one handed out, until the window is annou
 CHUNK = 1024  # draws of a span that are made and located at once: 0.2 us each, alone 10 us
 
 # (3, n) int64: of n rows the places in their span, in storage order; shards; and numbers of the
-# records, in the dataset or selection.
+# records in the dataset.
 DrawnRows: TypeAlias = Int64s
 PLACE, SHARD, NUMBER = range(3)
 NO_ROWS: DrawnRows = np.empty((3, 0), np.int64)
@@ -25,12 +25,21 @@ class Span:
     """Remember where a consumer stands in one span."""
 
     __slots__ = (
-        *("_base", "_bottom", "_chunk", "_epoch", "_held", "_index", "_order", "_rows", "_starts"),
-        *("ahead", "done", "first_window_end", "records", "requested_to", "start_place", "window"),
+        *("_base", "_bottom", "_chunk", "_epoch", "_held", "_index", "_numbers", "_order", "_rows"),
+        *("ahead", "done", "early", "first_window_end", "records", "requested_to", "start_place"),
+        "window",
     )
 
-    def __init__(self, epoch: Epoch, starts: Int64s, chunk: int, index: int, first: int) -> None:
-        self._epoch, self._starts, self._chunk, self._index = epoch, starts, chunk, index
+    def __init__(
+        self,
+        epoch: Epoch,
+        numbers: Callable[[Int64s, Int64s], Int64s],
+        chunk: int,
+        index: int,
+        first: int,
+    ) -> None:
+        """numbers: of records, by their shards and their places in the epoch's part of these."""
+        self._epoch, self._numbers, self._chunk, self._index = epoch, numbers, chunk, index
         self._order = epoch.span_order(index)
         self._base = first  # the draw of the first of _rows
         self._rows = NO_ROWS  # of the draws made last
@@ -44,6 +53,7 @@ class Span:
         self.first_window_end = 0
         self._bottom = self.ahead  # the place of _held[0]
         self._held: list[bytes | None] = []  # records by place, up to `ahead`; None: not held
+        self.early: set[int] = set()  # places of records handed out before they could be held
         self.done = self.start_place  # draws handed out, by anyone
 
     def take(self, first: int, count: int) -> DrawnRows:
@@ -92,17 +102,17 @@ class Span:
         self._order.seek(first)
         places = self._order.take(min(count, self.records - first))
         shards, records = self._epoch.locate(self._epoch.position(self._index, places))
-        self._base, self._rows = first, np.stack((places, shards, self._starts[shards] + records))
+        self._base, self._rows = first, np.stack((places, shards, self._numbers(shards, records)))
 
-    def locate(self, place: int) -> tuple[int, int, int, int]:
-        """Turn a place in storage order into a record's number, its shard, and its number there.
+    def locate(self, place: int) -> tuple[int, int, int]:
+        """Turn a place in storage order into a shard, and the place in the epoch's part of it.
 
         The last is how many places from this one on follow each other in the shard.
         """
         epoch = self._epoch
         shard, record, count = epoch.contiguous_run(epoch.span_start(self._index) + place)
         stop = self.first_window_end if place < self.first_window_end else self.records
-        return int(self._starts[shard]) + record, shard, record, min(count, stop - place)
+        return shard, record, min(count, stop - place)
 
     def ramp_target(self, done: int, lookahead: int) -> int:
         """Return up to where storage is held or announced after so many draws: it grows by RAMP.
@@ -137,6 +147,10 @@ def contiguous_runs(
     """
     if isinstance(records, slice):
         yield records.start, records.start + count
+        return
+    begin, end = int(records[0]), int(records[count - 1])
+    if end - begin < count + gap and begin // most == end // most:  # in all no more than one gap
+        yield begin, end + 1
         return
     some = records[:count]
     cuts = np.flatnonzero((np.diff(some) > gap + 1) | np.diff(some // most).astype(bool)) + 1
