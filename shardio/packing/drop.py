@@ -304,6 +304,7 @@ class _Work:
     unerased: int = 0  # of shards that cannot be opened
     unfinished: Unfinished | None = None  # with such records
     listed: list[Problem] | None = None  # what packing left out, without them; None: as it is
+    files: journal.Files = field(default_factory=dict)  # of these
     unlisted: int = 0
     keys: set[bytes] = field(default_factory=set)  # of records that the newest version has not
 
@@ -322,7 +323,7 @@ class _Work:
         self.unerased = sum(reader.manifest.shard(one).records for one in unopened)
         self.erasing = erasing if erasing.parts else None
         self.unfinished = unfinished_with(self.place, self.before, keys, restart)
-        left_out = journal.own_rejected(self.place.location) or []
+        left_out, self.files = journal.own_list(self.place.location) or ([], {})
         if named := keys & {key for key, _ in left_out}:
             self.listed = [one for one in left_out if one[0] not in named]
             self.unlisted = len(named)
@@ -333,7 +334,7 @@ class _Work:
         if self.unfinished is not None:
             self.unfinished.remove()
         if self.listed:
-            journal.write_rejected(self.place.location, self.listed)
+            journal.write_rejected(self.place.location, self.listed, files=self.files)
         elif self.listed is not None:
             journal.remove_rejected(self.place.location)
 

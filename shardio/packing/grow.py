@@ -84,6 +84,9 @@ class Split:
     replaced: dict[bytes, list[int]] = field(default_factory=dict)  # and those, by key, if it came
     job: Job | None = None  # None: nothing is new
     source_keys: set[bytes] | None = None  # all of them, good or bad; None: these may be a part
+    known_bad: set[bytes] = field(
+        default_factory=set
+    )  # of these, left out before, as they were
     # Size and time of each file, by key, of a commit that was killed before it had cleaned up.
     finished: dict[bytes, tuple[int, int]] = field(default_factory=dict)
 
@@ -638,17 +641,14 @@ def _left_out(one: Split) -> journal.OwnList | None:
     if not listed:
         return None
     has = {key for key, numbers in one.alike(listed).items() if not gone.issuperset(numbers)}
-    now = dict(files)
-    for rows in one.job.plan.all_rows() if one.job is not None else ():
-        about = zip(rows.sizes.tolist(), rows.mtimes.tolist(), strict=True)
-        for key, of in zip(rows.keys, about, strict=True):
-            if key in left_out:
-                now |= {key: of} if of[1] else {}
-            elif key in listed:
-                has.add(key)
-    if one.source_keys is not None:
-        has |= listed.keys() - one.source_keys
-    after = sorted((key, why) for key, why in listed.items() if key not in has)
+    tried = {} if one.job is None else journal.files_in(one.job.plan, listed)
+    # Of a record that stays since its new file is bad: a list of ours alone has a size and time.
+    now = dict.fromkeys(has & left_out.keys(), (0, 0)) | dict(files)
+    now |= {key: of for key, of in tried.items() if key in left_out and of[1]}
+    done = tried.keys() - left_out.keys()
+    if one.source_keys is not None:  # so what is bad still was looked at
+        done |= (listed.keys() - one.source_keys) | (has - left_out.keys() - one.known_bad)
+    after = sorted((key, why) for key, why in listed.items() if key not in done)
     now = {key: now[key] for key, _ in after if key in now}
     return None if (after, now) == (sorted(before), files) else (after, now)
 
@@ -666,7 +666,8 @@ def leave_out_rejected(growth: Growth) -> int:
         if one.listing is not None:
             place = one.place.location
             one.listing, left_out = journal.without_rejected(place, one.listing)
-            count += left_out
+            one.known_bad |= left_out
+            count += len(left_out)
     return count
 
 

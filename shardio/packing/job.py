@@ -331,7 +331,8 @@ class Job:
             self._empty = False  # another packer was faster: a store has no locks
         if self.problems:
             journal.refuse_rejected(self.place, self._empty)
-            journal.write_rejected(self.place, self.problems)
+            files = journal.files_in(self.plan, dict(self.problems))
+            journal.write_rejected(self.place, self.problems, files=files)
         elif not self._empty:
             journal.remove_rejected(self.place)  # of the dataset that is replaced
         if self.run.executor is not None:
