@@ -84,9 +84,7 @@ class Split:
     replaced: dict[bytes, list[int]] = field(default_factory=dict)  # and those, by key, if it came
     job: Job | None = None  # None: nothing is new
     source_keys: set[bytes] | None = None  # all of them, good or bad; None: these may be a part
-    known_bad: set[bytes] = field(
-        default_factory=set
-    )  # of these, left out before, as they were
+    known_bad: set[bytes] = field(default_factory=set)  # of these, left out before, as they were
     # Size and time of each file, by key, of a commit that was killed before it had cleaned up.
     finished: dict[bytes, tuple[int, int]] = field(default_factory=dict)
 
