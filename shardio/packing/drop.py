@@ -200,17 +200,18 @@ def drop(
             old, gone = reader.dropped, erased_numbers(reader)
             # What is dropped is looked at again where its bytes are still to go.
             chooser = Reader(index, before, root=data, excluded=gone) if erase else reader
-            if wanted is not None:
-                found = [*chooser.with_keys(wanted, dropped=True)]
-                numbers = np.array([reader.starts[at] + one for at, one, _ in found], np.int64)
-                own = {key for *_, key in found}
-            else:
-                numbers = (
-                    _still_damaged(looked[split], before, erase)
-                    if damaged
-                    else _numbers_where(chooser, chosen or {})
-                )
-                own = {*_keys_at(chooser, numbers)} if erase else set()
+            with _saying_what_helps(top.url, erase):
+                if wanted is not None:
+                    found = [*chooser.with_keys(wanted, dropped=True)]
+                    numbers = np.array([reader.starts[at] + one for at, one, _ in found], np.int64)
+                    own = {key for *_, key in found}
+                else:
+                    numbers = (
+                        _still_damaged(looked[split], before, erase)
+                        if damaged
+                        else _numbers_where(chooser, chosen or {})
+                    )
+                    own = {*_keys_at(chooser, numbers)} if erase else set()
             fresh = np.setdiff1d(numbers, old)
             one = _Work(split, place, before, np.union1d(old, fresh), len(fresh))
             if erase:
@@ -230,6 +231,22 @@ def drop(
         if not dry_run:
             _commit(done, work, progress)
     return done
+
+
+@contextlib.contextmanager
+def _saying_what_helps(out: str, erase: bool) -> Iterator[None]:
+    """Say of a shard that cannot be opened what lets others be erased."""
+    try:
+        yield
+    except DamageError as error:
+        if not erase:
+            raise
+        shown = printable(out, 4096)
+        raise DamageError(
+            f"{error}\nNobody knows whether this shard has such records, so nothing was dropped. "
+            f"Restore it from a copy; or do without it: `shardio drop {shown} --damaged`, `shardio "
+            f"compact {shown}`, `shardio gc {shown} --keep-versions 1 --keep 0s`, then erase again"
+        ) from None
 
 
 class _Looked(NamedTuple):
