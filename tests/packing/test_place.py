@@ -140,6 +140,26 @@ def test_records_are_erased_in_a_store(there: ObjectStore, packed: Path, tmp_pat
     assert not list((tmp_path / "caches").rglob("*"))[1:]  # but for a folder of ours
 
 
+def test_an_erasing_that_was_interrupted_sends_no_file_twice(
+    through: ObjectStore, there: ObjectStore, proxy: FaultProxy
+) -> None:
+    url, more = f"{through.url}/out", {"storage": options(through)}
+    annotate(url, {key: {"caption": key} for key in KEYS}, storage=options(there))
+    files = "/0000", "/overlay-"
+    for name in ("/00001-", NEWEST):  # a shard is not there; all are
+        proxy.rules(Rule("403", path=name, method="PUT"))
+        proxy.reset()
+        with pytest.raises(StorageError, match="403"):
+            drop(url, keys=KEYS[:9], erase=True, **more)
+        assert sum(puts(proxy, one) for one in files) > 0
+    proxy.rules()
+    proxy.reset()
+    assert drop(url, keys=KEYS[:9], erase=True, **more).erased == 9
+    assert [puts(proxy, one) for one in files] == [0, 0]
+    assert sorted(keys_of(url, options(there))) == KEYS[9:]
+    assert not shardio.verify(url, storage=options(there)).damages
+
+
 def test_what_is_damaged_is_dropped_in_a_store_that_answers(
     bucket: ObjectStore, proxy: FaultProxy, tmp_path: Path
 ) -> None:
@@ -899,13 +919,13 @@ def test_who_reads_an_old_version_reads_on(there: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "uploads"),
+    ("call", "uploads", "shards"),
     [
-        (["drop", "OUT", "--keys", "KEYS"], 4),  # a try, the list, the old manifest, the new one
-        slow(["drop", "OUT", "--keys", "KEYS", "--erase"], 5),  # and a shard
-        slow(["annotate", "OUT", "TABLE"], 4),  # values of one shard
-        (["tag", "OUT", "mine"], 2),
-        slow(["restore", "OUT", "packed"], 3),
+        (["drop", "OUT", "--keys", "KEYS"], 4, 0),  # a try, the list, the old manifest, the new one
+        slow(["drop", "OUT", "--keys", "KEYS", "--erase"], 5, 1),  # and a shard
+        slow(["annotate", "OUT", "TABLE"], 4, 1),  # values of one shard
+        (["tag", "OUT", "mine"], 2, 0),
+        slow(["restore", "OUT", "packed"], 3, 0),
     ],
 )
 def test_a_kill_at_any_request_leaves_the_old_version_whole(
@@ -915,6 +935,7 @@ def test_a_kill_at_any_request_leaves_the_old_version_whole(
     tmp_path: Path,
     call: Any,
     uploads: int,
+    shards: int,
 ) -> None:
     url, storage = f"{there.url}/out", options(there)
     (tmp_path / "keys").write_text(KEYS[0])
@@ -934,7 +955,7 @@ def test_a_kill_at_any_request_leaves_the_old_version_whole(
     proxy.reset()
     said = command(*line)
     assert said.returncode == 0, said.stderr
-    assert puts(proxy) == uploads
+    assert puts(proxy) == uploads - shards  # which are there from the call before
     assert log(url, storage=storage).versions != before
     assert not [*(tmp_path / "caches").rglob("*.shard")]  # also of those that were killed
 
