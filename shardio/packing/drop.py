@@ -88,6 +88,11 @@ class Dropped:
         if self.missing:
             lines.append(f"no record has {keys_text(self.missing)}")
         lines += version_lines(self.versions)
+        if self.erased and not self.dry_run and "://" in self.out:
+            lines.append(
+                "appends that other machines have planned are not seen; their commits look for "
+                "these records, and say so"
+            )
         if self.erased and not self.dry_run:
             lines.append(
                 f"`shardio gc {printable(self.out, 4096)} --keep 0s` removes the old files, which "

@@ -32,7 +32,7 @@ from ..formats import manifest
 from ..formats.erased import after_erasing
 from ..formats.index import key_hash
 from ..formats.manifest import Manifest
-from ..formats.version import NONE, Numbers, SourceNotes, load_excluded
+from ..formats.version import NONE, Numbers, SourceNotes, history, load_excluded
 from ..images.decode import ppm_header
 from ..names import key_text
 from ..order.subset import describe_conditions
@@ -240,7 +240,7 @@ class Growth:
             size = len(ppm_header(height, width)) + 3 * height * width
         planned = make_plan(one.listing, options, size)
         there = one.base.dataset_id, one.base.shards
-        planned = planned.added_to(*there, self.call.on_duplicate)
+        planned = planned.added_to(*there, self.call.on_duplicate, one.base.version_id)
         if one.name:  # known to the commit, and no part of what makes a plan another one
             planned = replace(planned, options=replace(planned.options, splits=names))
         if self.call.ahead:
@@ -594,6 +594,8 @@ def _add_shards(
             f"{printable(one.folder, 4096)}: something else was appended here meanwhile. Nothing "
             f"was committed: run {again}"
         )
+    if one.job is not None:
+        _refuse_erased(one, newest, one.job)
     if newest.version_id != one.base.version_id:
         one.base = newest
         if plan is not None:
@@ -616,6 +618,45 @@ def _add_shards(
     done.added += added
     done.shards += len(infos)
     done.bytes += sum(info.size for info in infos)
+
+
+def _refuse_erased(one: Split, newest: Manifest, job: Job) -> None:
+    """Raise BusyError where records that are to be appended were erased since that was planned.
+
+    An erasing sees plans that lie in the dataset, and none of other machines.
+    """
+    index, plan, erased, then = one.place.location, job.plan, False, None
+    for version in history(index, newest):
+        if version.version_id == plan.over:
+            then = version
+            break
+        erased |= version.commit is not None and "erased" in version.commit.changes
+    if not erased and (then is not None or not newest.erased):
+        return
+    shown = printable(one.folder, 4096)
+    keys, there = {key for rows in plan.all_rows() for key in rows.keys}, None
+    with contextlib.suppress(FileNotFoundError, DamageError):  # `gc` removed what was there then
+        there = None if then is None else replace(one, base=then).alike(keys, dropped=True)
+    if there is not None:
+        gone = erased_numbers(Reader(index, newest))
+        back = sorted(key for key, numbers in there.items() if np.isin(numbers, gone).any())
+        if back:
+            raise BusyError(
+                f"{shown}: records that are to be appended were erased here meanwhile, by the keys "
+                f"{some([*map(key_text, back)])}. Nothing was committed. Remove them from the "
+                "source, and append it anew, with --restart"
+            )
+    elif index.remote and job.result.checked:
+        job.result.notes.append(
+            "records were erased here since this was planned, and may be among those that were "
+            f"appended: `shardio verify {shown} --dropped KEYS` finds them by the list of their "
+            "keys; erase them again then"
+        )
+    elif index.remote:
+        raise BusyError(
+            f"{shown}: records were erased here meanwhile, and may be among those that are to be "
+            "appended. Nothing was committed. Remove them from the source, and run it again"
+        )
 
 
 def _list_left_out(one: Split) -> None:

@@ -89,6 +89,7 @@ _KINDS: dict[str, Any] = {
     "ahead": dict | None,
     "first": int,
     "on_duplicate": str,
+    "over": str,
 }
 # What is raised by reading values that are not those that were written.
 _UNFIT = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
@@ -110,7 +111,8 @@ def dump(plan: Plan) -> Iterator[bytes]:
         checksums.append(_checksum(piece))
         yield piece
     names = ("ignored", "notes", "shard_bytes", "dataset_id", "changes", "before", "ahead", "first")
-    header: Plain = {name: getattr(plan, name) for name in (*names, "on_duplicate", "bounds")}
+    added = ("on_duplicate", "over", "bounds")
+    header: Plain = {name: getattr(plan, name) for name in (*names, *added)}
     header |= {"problems": len(plan.problems), "ends": np.array(ends), "checksums": checksums}
     end = pack_columns(header)
     places = FOOTER.pack(len(start), ends[-1], b"")[:-SEAL]

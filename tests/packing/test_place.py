@@ -513,6 +513,48 @@ def test_parts_append_in_a_store_what_one_process_does_in_a_directory(
         commit_parts(url, storage=direct, work_dir=tmp_path / "work")
 
 
+@pytest.mark.parametrize("in_parts", [True, False])
+def test_what_was_erased_meanwhile_is_not_appended(
+    there: ObjectStore, tmp_path: Path, in_parts: bool
+) -> None:
+    url, direct = f"{there.url}/out", options(there)
+    source = plant(tmp_path / "other", {KEYS[2]: noise("anew", 400), "class0/x.jpg": noise("x", 9)})
+    given: dict[str, Any] = {"on_duplicate": "replace", "jobs": 1, "to": direct}
+    given |= {"work_dir": tmp_path / "work"}
+
+    def append_while(keys: list[str], keep_s: float) -> list[str]:
+        """Append, and erase these while that is under way; what is told of it."""
+
+        def erase(*_: Any) -> None:
+            if keys:
+                drop(url, keys=[keys.pop()], erase=True, storage=direct)
+                gc(url, keep_s=keep_s, storage=direct)
+
+        if not in_parts:
+            shardio.append(source, url, progress=erase, **given)
+            return []
+        shardio.append(source, url, plan=True, **given)
+        erase()
+        shardio.append(source, url, part="1/1", **given)
+        (done,) = commit_parts(url, storage=direct, work_dir=tmp_path / "work")
+        return done.notes
+
+    before = len(KEYS)
+    with pytest.raises(BusyError, match=rf"erased here meanwhile, by the keys {KEYS[2]}\. Nothing"):
+        append_while([KEYS[2]], 3600)
+    assert len(keys_of(url, direct)) == before - 1
+    shutil.rmtree(tmp_path / "work")
+    (source / KEYS[2]).unlink()
+    if not in_parts:  # what others erased is no reason, if that can be told
+        with pytest.raises(BusyError, match="may be among those that are to be appended"):
+            append_while([KEYS[3]], 0)
+        assert len(keys_of(url, direct)) == before - 2
+    notes = append_while([KEYS[4]], 0 if in_parts else 3600)
+    assert ("--dropped KEYS" in "".join(notes)) == in_parts
+    assert "class0/x.jpg" in keys_of(url, direct) and KEYS[2] not in keys_of(url, direct)
+    assert not shardio.verify(url, storage=direct).damages
+
+
 def test_parts_of_splits_are_one_commit(bucket: ObjectStore, tmp_path: Path) -> None:
     for folder, count in (("images", 4), ("more", 6)):
         for split in ("train", "val"):
