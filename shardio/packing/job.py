@@ -92,9 +92,8 @@ class Job:
         self.problems: list[Problem] = []
         self._started = time.monotonic()
         # Whether nothing of ours is here, so that a list of rejected keys is none of ours either.
-        self._empty = not self.place.exists(manifest.MANIFEST) and not os.path.lexists(
-            os.path.join(directory, JOURNAL)
-        )
+        begun = os.path.lexists(os.path.join(directory, JOURNAL))
+        self._empty = not begun and not self.place.exists(manifest.MANIFEST)
 
     # --- before a byte is written -----------------------------------------------------------------
 
