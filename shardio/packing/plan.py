@@ -107,8 +107,8 @@ class Plan:
         What makes an id is among what must not change while the shards are built.
         """
         changes = hashlib.sha256(self.changes + self.dataset_id + b"%d" % first).digest()
-        there = {"dataset_id": dataset_id, "first": first, "on_duplicate": on_duplicate}
-        return replace(self, **there, over=over, changes=changes)
+        there = replace(self, dataset_id=dataset_id, first=first, on_duplicate=on_duplicate)
+        return replace(there, over=over, changes=changes)
 
     def all_rows(self) -> Iterable[Rows]:
         """Give the records of all shards, one shard after the other."""
