@@ -283,6 +283,15 @@ def _store_options(pairs: Sequence[str]) -> dict[str, Any]:
 
 RESUME_HINT = "what is finished is kept; run the same command again to go on"  # after Ctrl-C
 
+
+def commit_hint(options: Mapping[str, Any]) -> str:
+    """Say what becomes of a commit that was interrupted before it ended, or just behind it."""
+    if options.get("dry_run"):
+        return ""
+    out = printable(options["path"], 4096)
+    return f"`shardio log {out}` shows a new version, or else run the same command again"
+
+
 # Options by the group that `--help` shows them in, the same in all commands.
 GROUPS = {
     "What to read": (

@@ -171,5 +171,6 @@ REPAIR = Command(
         "shardio repair packed mended",
         "shardio repair packed mended --from s3://bucket/packed",
     ),
+    resume_hint=lambda options: "NEW is no dataset yet; run the same command again, it begins anew",
     forks=True,
 )

@@ -7,7 +7,7 @@ MEANINGS = {
     FAILED: "failed",
     USAGE: "wrong usage",
     DAMAGED: "damage was found",
-    SKIPPED: "done, but files were left out",
+    SKIPPED: "done, but something was left out or lost",
     BUSY: "another packer works there",
     INTERRUPTED: "interrupted",
 }

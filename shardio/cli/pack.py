@@ -316,6 +316,7 @@ COMMIT = Command(
     JOBS,
     OVERWRITE,
     examples=("shardio commit packed", "shardio commit packed --wait --parts 8"),
+    resume_hint=lambda options: RESUME_HINT,
     forks=True,
 )
 

@@ -14,6 +14,7 @@ from .command import (
     STORE,
     WORK_DIR,
     Command,
+    commit_hint,
     option,
     read_fields,
 )
@@ -113,6 +114,7 @@ DROP = Command(
         "shardio drop packed --where label=cat --dry-run",
         "shardio drop packed --damaged",
     ),
+    resume_hint=commit_hint,
     forks=True,
 )
 
@@ -148,6 +150,7 @@ ANNOTATE = Command(
         "shardio annotate packed clip.npy --fields clip",
         "shardio annotate packed --remove captoin",
     ),
+    resume_hint=commit_hint,
 )
 
 COMPACT = Command(
@@ -218,4 +221,5 @@ RESTORE = Command(
     ROOT,
     *STORE,
     examples=("shardio restore packed v1",),
+    resume_hint=commit_hint,
 )

@@ -369,7 +369,9 @@ class _Work:
         everything = np.arange(reader.stored_records)
         for shard, own, records in _opened(reader, everything, _want_heads):
             kept = np.isin(own, reader.dropped, invert=True)
-            self.left_out += len(own) - int(kept.sum()) - len(erased_in(shard))
+            # Of a shard that does not open, nobody knows what was erased.
+            erased = 0 if isinstance(shard, DroppedShard) else len(erased_in(shard))
+            self.left_out += len(own) - int(kept.sum()) - erased
             self.needed -= int(shard.sizes[records[~kept]].sum())
             if not kept.any():
                 continue  # it may be damaged, and nobody minds

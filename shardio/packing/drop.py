@@ -88,6 +88,11 @@ class Dropped:
         if self.missing:
             lines.append(f"no record has {keys_text(self.missing)}")
         lines += version_lines(self.versions)
+        if self.erased and not self.dry_run and "://" in self.out:
+            lines.append(
+                "appends that other machines have planned are not seen; their commits look for "
+                "these records, and say so"
+            )
         if self.erased and not self.dry_run:
             lines.append(
                 f"`shardio gc {printable(self.out, 4096)} --keep 0s` removes the old files, which "
@@ -200,17 +205,18 @@ def drop(
             old, gone = reader.dropped, erased_numbers(reader)
             # What is dropped is looked at again where its bytes are still to go.
             chooser = Reader(index, before, root=data, excluded=gone) if erase else reader
-            if wanted is not None:
-                found = [*chooser.with_keys(wanted, dropped=True)]
-                numbers = np.array([reader.starts[at] + one for at, one, _ in found], np.int64)
-                own = {key for *_, key in found}
-            else:
-                numbers = (
-                    _still_damaged(looked[split], before, erase)
-                    if damaged
-                    else _numbers_where(chooser, chosen or {})
-                )
-                own = {*_keys_at(chooser, numbers)} if erase else set()
+            with _saying_what_helps(top.url, erase):
+                if wanted is not None:
+                    found = [*chooser.with_keys(wanted, dropped=True)]
+                    numbers = np.array([reader.starts[at] + one for at, one, _ in found], np.int64)
+                    own = {key for *_, key in found}
+                else:
+                    numbers = (
+                        _still_damaged(looked[split], before, erase)
+                        if damaged
+                        else _numbers_where(chooser, chosen or {})
+                    )
+                    own = {*_keys_at(chooser, numbers)} if erase else set()
             fresh = np.setdiff1d(numbers, old)
             one = _Work(split, place, before, np.union1d(old, fresh), len(fresh))
             if erase:
@@ -230,6 +236,22 @@ def drop(
         if not dry_run:
             _commit(done, work, progress)
     return done
+
+
+@contextlib.contextmanager
+def _saying_what_helps(out: str, erase: bool) -> Iterator[None]:
+    """Say of a shard that cannot be opened what lets others be erased."""
+    try:
+        yield
+    except DamageError as error:
+        if not erase:
+            raise
+        shown = printable(out, 4096)
+        raise DamageError(
+            f"{error}\nNobody knows whether this shard has such records, so nothing was dropped. "
+            f"Restore it from a copy; or do without it: `shardio drop {shown} --damaged`, `shardio "
+            f"compact {shown}`, `shardio gc {shown} --keep-versions 1 --keep 0s`, then erase again"
+        ) from None
 
 
 class _Looked(NamedTuple):
@@ -304,6 +326,7 @@ class _Work:
     unerased: int = 0  # of shards that cannot be opened
     unfinished: Unfinished | None = None  # with such records
     listed: list[Problem] | None = None  # what packing left out, without them; None: as it is
+    files: journal.Files = field(default_factory=dict)  # of these
     unlisted: int = 0
     keys: set[bytes] = field(default_factory=set)  # of records that the newest version has not
 
@@ -322,7 +345,7 @@ class _Work:
         self.unerased = sum(reader.manifest.shard(one).records for one in unopened)
         self.erasing = erasing if erasing.parts else None
         self.unfinished = unfinished_with(self.place, self.before, keys, restart)
-        left_out = journal.own_rejected(self.place.location) or []
+        left_out, self.files = journal.own_list(self.place.location) or ([], {})
         if named := keys & {key for key, _ in left_out}:
             self.listed = [one for one in left_out if one[0] not in named]
             self.unlisted = len(named)
@@ -333,7 +356,7 @@ class _Work:
         if self.unfinished is not None:
             self.unfinished.remove()
         if self.listed:
-            journal.write_rejected(self.place.location, self.listed)
+            journal.write_rejected(self.place.location, self.listed, files=self.files)
         elif self.listed is not None:
             journal.remove_rejected(self.place.location)
 

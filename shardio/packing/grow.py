@@ -32,7 +32,7 @@ from ..formats import manifest
 from ..formats.erased import after_erasing
 from ..formats.index import key_hash
 from ..formats.manifest import Manifest
-from ..formats.version import NONE, Numbers, SourceNotes, load_excluded
+from ..formats.version import NONE, Numbers, SourceNotes, history, load_excluded
 from ..images.decode import ppm_header
 from ..names import key_text
 from ..order.subset import describe_conditions
@@ -84,6 +84,7 @@ class Split:
     replaced: dict[bytes, list[int]] = field(default_factory=dict)  # and those, by key, if it came
     job: Job | None = None  # None: nothing is new
     source_keys: set[bytes] | None = None  # all of them, good or bad; None: these may be a part
+    known_bad: set[bytes] = field(default_factory=set)  # of these, left out before, as they were
     # Size and time of each file, by key, of a commit that was killed before it had cleaned up.
     finished: dict[bytes, tuple[int, int]] = field(default_factory=dict)
 
@@ -239,7 +240,7 @@ class Growth:
             size = len(ppm_header(height, width)) + 3 * height * width
         planned = make_plan(one.listing, options, size)
         there = one.base.dataset_id, one.base.shards
-        planned = planned.added_to(*there, self.call.on_duplicate)
+        planned = planned.added_to(*there, self.call.on_duplicate, one.base.version_id)
         if one.name:  # known to the commit, and no part of what makes a plan another one
             planned = replace(planned, options=replace(planned.options, splits=names))
         if self.call.ahead:
@@ -593,6 +594,8 @@ def _add_shards(
             f"{printable(one.folder, 4096)}: something else was appended here meanwhile. Nothing "
             f"was committed: run {again}"
         )
+    if one.job is not None:
+        _refuse_erased(one, newest, one.job)
     if newest.version_id != one.base.version_id:
         one.base = newest
         if plan is not None:
@@ -617,6 +620,45 @@ def _add_shards(
     done.bytes += sum(info.size for info in infos)
 
 
+def _refuse_erased(one: Split, newest: Manifest, job: Job) -> None:
+    """Raise BusyError where records that are to be appended were erased since that was planned.
+
+    An erasing sees plans that lie in the dataset, and none of other machines.
+    """
+    index, plan, erased, then = one.place.location, job.plan, False, None
+    for version in history(index, newest):
+        if version.version_id == plan.over:
+            then = version
+            break
+        erased |= version.commit is not None and "erased" in version.commit.changes
+    if not erased and (then is not None or not newest.erased):
+        return
+    shown = printable(one.folder, 4096)
+    keys, there = {key for rows in plan.all_rows() for key in rows.keys}, None
+    with contextlib.suppress(FileNotFoundError, DamageError):  # `gc` removed what was there then
+        there = None if then is None else replace(one, base=then).alike(keys, dropped=True)
+    if there is not None:
+        gone = erased_numbers(Reader(index, newest))
+        back = sorted(key for key, numbers in there.items() if np.isin(numbers, gone).any())
+        if back:
+            raise BusyError(
+                f"{shown}: records that are to be appended were erased here meanwhile, by the keys "
+                f"{some([*map(key_text, back)])}. Nothing was committed. Remove them from the "
+                "source, and append it anew, with --restart"
+            )
+    elif index.remote and job.result.checked:
+        job.result.notes.append(
+            "records were erased here since this was planned, and may be among those that were "
+            f"appended: `shardio verify {shown} --dropped KEYS` finds them by the list of their "
+            "keys; erase them again then"
+        )
+    elif index.remote:
+        raise BusyError(
+            f"{shown}: records were erased here meanwhile, and may be among those that are to be "
+            "appended. Nothing was committed. Remove them from the source, and run it again"
+        )
+
+
 def _list_left_out(one: Split) -> None:
     """Write the list of what a split leaves out, without what it is about to have."""
     after = _left_out(one)
@@ -638,17 +680,14 @@ def _left_out(one: Split) -> journal.OwnList | None:
     if not listed:
         return None
     has = {key for key, numbers in one.alike(listed).items() if not gone.issuperset(numbers)}
-    now = dict(files)
-    for rows in one.job.plan.all_rows() if one.job is not None else ():
-        about = zip(rows.sizes.tolist(), rows.mtimes.tolist(), strict=True)
-        for key, of in zip(rows.keys, about, strict=True):
-            if key in left_out:
-                now |= {key: of} if of[1] else {}
-            elif key in listed:
-                has.add(key)
-    if one.source_keys is not None:
-        has |= listed.keys() - one.source_keys
-    after = sorted((key, why) for key, why in listed.items() if key not in has)
+    tried = {} if one.job is None else journal.files_in(one.job.plan, listed)
+    # Of a record that stays since its new file is bad: a list of ours alone has a size and time.
+    now = dict.fromkeys(has & left_out.keys(), (0, 0)) | dict(files)
+    now |= {key: of for key, of in tried.items() if key in left_out and of[1]}
+    done = tried.keys() - left_out.keys()
+    if one.source_keys is not None:  # so what is bad still was looked at
+        done |= (listed.keys() - one.source_keys) | (has - left_out.keys() - one.known_bad)
+    after = sorted((key, why) for key, why in listed.items() if key not in done)
     now = {key: now[key] for key, _ in after if key in now}
     return None if (after, now) == (sorted(before), files) else (after, now)
 
@@ -666,7 +705,8 @@ def leave_out_rejected(growth: Growth) -> int:
         if one.listing is not None:
             place = one.place.location
             one.listing, left_out = journal.without_rejected(place, one.listing)
-            count += left_out
+            one.known_bad |= left_out
+            count += len(left_out)
     return count
 
 

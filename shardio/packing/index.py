@@ -352,7 +352,8 @@ def _index_again(done: Indexed, found: Found, before: manifest.Manifest, how: Ho
         there, place = found, LocalDirectory(done.out)
         listed = journal.own_list(place)
         if how.skip and found.listing is not None and not how.checksum:
-            listing, done.rejected_before = journal.without_rejected(place, found.listing)
+            listing, known_bad = journal.without_rejected(place, found.listing)
+            done.rejected_before = len(known_bad)
             found = replace(found, listing=listing, problems=listing.problems)
         again = compare(found, before, locate(done.out), how)
         if how.gone is None and 2 * len(again.gone) > again.unchanged + len(again.gone) + len(

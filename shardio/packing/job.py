@@ -92,9 +92,8 @@ class Job:
         self.problems: list[Problem] = []
         self._started = time.monotonic()
         # Whether nothing of ours is here, so that a list of rejected keys is none of ours either.
-        self._empty = not self.place.exists(manifest.MANIFEST) and not os.path.lexists(
-            os.path.join(directory, JOURNAL)
-        )
+        begun = os.path.lexists(os.path.join(directory, JOURNAL))
+        self._empty = not begun and not self.place.exists(manifest.MANIFEST)
 
     # --- before a byte is written -----------------------------------------------------------------
 
@@ -331,7 +330,8 @@ class Job:
             self._empty = False  # another packer was faster: a store has no locks
         if self.problems:
             journal.refuse_rejected(self.place, self._empty)
-            journal.write_rejected(self.place, self.problems)
+            files = journal.files_in(self.plan, dict(self.problems))
+            journal.write_rejected(self.place, self.problems, files=files)
         elif not self._empty:
             journal.remove_rejected(self.place)  # of the dataset that is replaced
         if self.run.executor is not None:

@@ -37,7 +37,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -89,6 +89,7 @@ _KINDS: dict[str, Any] = {
     "ahead": dict | None,
     "first": int,
     "on_duplicate": str,
+    "over": str,
 }
 # What is raised by reading values that are not those that were written.
 _UNFIT = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
@@ -110,7 +111,8 @@ def dump(plan: Plan) -> Iterator[bytes]:
         checksums.append(_checksum(piece))
         yield piece
     names = ("ignored", "notes", "shard_bytes", "dataset_id", "changes", "before", "ahead", "first")
-    header: Plain = {name: getattr(plan, name) for name in (*names, "on_duplicate", "bounds")}
+    added = ("on_duplicate", "over", "bounds")
+    header: Plain = {name: getattr(plan, name) for name in (*names, *added)}
     header |= {"problems": len(plan.problems), "ends": np.array(ends), "checksums": checksums}
     end = pack_columns(header)
     places = FOOTER.pack(len(start), ends[-1], b"")[:-SEAL]
@@ -560,6 +562,15 @@ def write_rejected(
     place.write(name, _dump_rejected(problems, files or {}))
 
 
+def files_in(plan: Plan, keys: Collection[bytes]) -> dict[bytes, tuple[int, int]]:
+    """Return the sizes and times that a plan has of the files of these keys."""
+    found = dict[bytes, tuple[int, int]]()
+    for rows in plan.all_rows():
+        about = zip(rows.sizes.tolist(), rows.mtimes.tolist(), strict=True)
+        found |= {key: of for key, of in zip(rows.keys, about, strict=True) if key in keys}
+    return found
+
+
 def remove_rejected(place: Target) -> None:
     """Remove the list of rejected keys, if packing wrote it."""
     if own_rejected(place) is not None:
@@ -588,23 +599,25 @@ def refuse_rejected(place: Target, empty: bool) -> None:
 def own_rejected(place: Target) -> list[Problem] | None:
     """Return what a list that packing wrote says; None where none is there, or another's file.
 
-    Packing's own are known by each byte, and by keys that the dataset there does not have: a user's
-    list of records to leave out, in the same words, is of keys that it has.
+    Packing's own are known by each byte, and by keys that the dataset there does not have, or of
+    files with a size and time: a user's list of records to leave out, in the same words, is of keys
+    that it has.
     """
     found = own_list(place)
     return None if found is None else found[0]
 
 
-def without_rejected(place: Target, listing: Listing) -> tuple[Listing, int]:
-    """Return a listing without what was left out before, and is as it was; and how much that is."""
+def without_rejected(place: Target, listing: Listing) -> tuple[Listing, set[bytes]]:
+    """Return a listing without what was left out before, and is as it was; and the keys of that."""
     listed, files = own_list(place) or ([], {})
     known = dict(listed)
     about = zip(listing.sizes.tolist(), listing.mtimes.tolist(), strict=True)
     pairs = enumerate(zip(listing.keys, about, strict=True))
     left = [at for at, (key, of) in pairs if not of[1] or files.get(key) != of]
     problems = [(key, why) for key, why in listing.problems if known.get(key) != why]
-    count = len(listing.keys) - len(left) + len(listing.problems) - len(problems)
-    return replace(listing.take(np.array(left, np.int64)), problems=problems), count
+    rest = replace(listing.take(np.array(left, np.int64)), problems=problems)
+    before = {*listing.keys, *dict(listing.problems)} - {*rest.keys, *dict(problems)}
+    return rest, before
 
 
 def left_out_lines(rejected: Sequence[tuple[str, str]], before: int) -> list[str]:
@@ -614,7 +627,7 @@ def left_out_lines(rejected: Sequence[tuple[str, str]], before: int) -> list[str
         lines.append(f"{show_count(len(rejected), 'file')} left out:")
         lines += [f"  {printable(key)}: {why}" for key, why in rejected[:_SHOWN]]
         lines += [f"  ... and {len(rejected) - _SHOWN:,} more"] * (len(rejected) > _SHOWN)
-        lines.append(f"{REJECTED} lists those without a record; a record that is there stays")
+        lines.append(f"{REJECTED} lists them; a record that is there stays")
     if before:
         files = show_count(before, "file")
         lines.append(f"{files} left out before, and not changed; in {REJECTED}")
@@ -634,7 +647,8 @@ def own_list(place: Target) -> OwnList | None:
         return None
     if not found or _dump_rejected(found, files) != data:
         return None
-    return None if _holds_one(place, [key for key, _ in found]) else (found, files)
+    bare = [key for key, _ in found if key not in files]
+    return None if _holds_one(place, bare) else (found, files)
 
 
 def _holds_one(place: Target, keys: Sequence[bytes]) -> bool:

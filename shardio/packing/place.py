@@ -8,12 +8,10 @@ written before, under names of its content, is nobody's until then, and `gc` fin
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,21 +19,21 @@ from ..errors import BusyError, OptionError, StorageError, printable
 from ..formats import manifest
 from ..formats.base import ShardInfo
 from ..formats.overlay import has_overlay_name
-from ..storage import local, ranges
+from ..storage import local
 from ..storage.base import Location, path_in
-from ..storage.client import ABSENT, Reply, RequestError
+from ..storage.client import ABSENT, RequestError
 from ..storage.local import LocalDirectory
 from ..storage.location import Target, locate
 from ..storage.lock import JOURNAL
 from ..storage.options import Storage
 from ..storage.remote import RemoteLocation
 from ..storage.stores import READ_ONLY
-from ..storage.upload import Upload
 from ..units import check_group
 from . import journal, output_dir
+from .built import Built
 from .journal import WORK
 from .objects import missing_in
-from .uploads import AT_ONCE
+from .uploads import Uploads
 
 # A mark that no object has; a generation 0 would be one that is not there.
 _NO_MARK = '{"e_tag": "\\"00000000000000000000000000000000\\"", "version": "1"}'
@@ -75,34 +73,25 @@ class _Uploading(Workspace):
 
     def __init__(self, folder: str, target: RemoteLocation, owner: output_dir.Owner) -> None:
         super().__init__(folder, owner)
-        self._target = target
-        self._running: dict[Future[Reply], str] = {}
+        self._target, self._names = target, list[str]()
+        self._uploads = Uploads(target, folder, bytes(16))
 
     def take(self, info: ShardInfo) -> None:
-        """Send a file; wait while enough are under way. Raises StorageError, DamageError."""
-        self._wait(AT_ONCE - 1)
-        path = os.path.join(self.folder, info.name)
-        upload = Upload(path, info.size, info.sha256, path)
-        self._running[ranges.send(self._target.put_request(info.name, upload))] = path
+        """Send a file, if the store does not have it, as one that was interrupted sent it.
+
+        Waits while enough are under way. Raises StorageError, DamageError.
+        """
+        self._names.append(info.name)
+        self._uploads.add(Built(info))
 
     def finish(self) -> None:
-        self._wait(0)
-
-    def _wait(self, most: int) -> None:
-        """Wait until at most so many files are under way."""
-        while len(self._running) > most:
-            done, _ = concurrent.futures.wait(self._running, return_when="FIRST_COMPLETED")
-            for future in done:
-                path = self._running.pop(future)
-                future.result()
-                local.remove(path)
+        self._uploads.finish()
+        _refuse_gone(self._target, self._names)
 
     def close(self) -> None:
         """End what is under way, and remove what was built here; what was sent stays."""
-        for future in self._running:
-            future.cancel()
-        self._running.clear()
         try:
+            self._uploads.__exit__()
             self.empty()
         finally:
             super().close()
@@ -318,11 +307,7 @@ class _Folder(Place):
         return self.location  # it uploads them
 
     def add(self, directory: str, names: Sequence[str]) -> None:
-        if gone := missing_in(self.location, names):
-            raise StorageError(
-                f"{path_in(self.location, gone[0])}: it was uploaded, and is not there any more: "
-                "did `gc` run here meanwhile? Nothing was committed: run it again"
-            )
+        _refuse_gone(self.location, names)
 
     def prepare(self) -> None:
         """Raise OptionError where the store writes an object although it is not the one meant.
@@ -344,6 +329,14 @@ class _Folder(Place):
             f"{printable(self.url, 4096)}: this store does not replace a file only if nobody "
             f"else has done so: of two changes at once one could be lost.{why} Change the dataset "
             "in a directory, and `shardio copy` it"
+        )
+
+
+def _refuse_gone(location: RemoteLocation, names: Sequence[str]) -> None:
+    if gone := missing_in(location, names):
+        raise StorageError(
+            f"{path_in(location, gone[0])}: it was uploaded, and is not there any more: "
+            "did `gc` run here meanwhile? Nothing was committed: run it again"
         )
 
 

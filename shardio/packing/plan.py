@@ -69,6 +69,7 @@ class Plan:
     ahead: Plain | None = None
     first: int = 0  # number of its first shard: of those that are added to a dataset, behind others
     on_duplicate: str = ""  # of keys that this dataset has: as of `append`; "": there is none
+    over: str = ""  # the id of the version of this dataset for which it was made
 
     @property
     def shards(self) -> int:
@@ -100,14 +101,14 @@ class Plan:
             seal.update(b"\0" * (number > 0) + b"\0".join(rows.keys))
         return replace(self, dataset_id=seal.digest()[:16])
 
-    def added_to(self, dataset_id: bytes, first: int, on_duplicate: str) -> Plan:
+    def added_to(self, dataset_id: bytes, first: int, on_duplicate: str, over: str) -> Plan:
         """Return the plan for a dataset that is there, whose shards are followed by these.
 
         What makes an id is among what must not change while the shards are built.
         """
         changes = hashlib.sha256(self.changes + self.dataset_id + b"%d" % first).digest()
         there = replace(self, dataset_id=dataset_id, first=first, on_duplicate=on_duplicate)
-        return replace(there, changes=changes)
+        return replace(there, over=over, changes=changes)
 
     def all_rows(self) -> Iterable[Rows]:
         """Give the records of all shards, one shard after the other."""

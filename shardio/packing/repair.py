@@ -592,14 +592,13 @@ def _downloaded(file: File, folder: str) -> File:
 def _rewritten(task: _Task, files: Mapping[str, Damaged | None]) -> _Mended:
     """Write a file of what is whole of it."""
     info, index = task.info, index_of(files, task.info)
-    barred = set[int]()
+    barred = {*task.dropped.tolist()} if task.erased else set[int]()
     if index is not None:
         barred = {*erased_in(index).tolist()}
-    elif task.erased and task.beside is None:
-        barred = {*task.dropped.tolist()}
-    found = find(files, info, task.id, task.opening.schema, barred)
-    if task.beside is not None and len(found) < info.records:
-        return _rewritten_values(task, files, found, index)
+    of_shard = barred if task.beside is None else set[int]()
+    found = find(files, info, task.id, task.opening.schema, of_shard)
+    if task.beside is not None and (len(found) < info.records or barred):
+        return _rewritten_values(task, files, found, index, barred)
     new = _write(task, found, index)
     why, hidden = why_lost(files, info), {*task.dropped.tolist()}
     shards = [one.shard for one in files.values() if one is not None and one.shard is not None]
@@ -672,11 +671,13 @@ def _rewritten_values(
     files: Mapping[str, Damaged | None],
     found: Mapping[int, Piece],
     index: RecordShard | None,
+    barred: set[int],
 ) -> _Mended:
     """Write a file of values of what is whole of it; a value that is lost is None from now on.
 
     Else the value would be seen that was there before it was corrected. Of which records the lost
-    ones are, the index says, or that all of the shard have one.
+    ones are, the index says, or that all of the shard have one. barred: records that may have been
+    erased, of which no value is taken.
     """
     assert task.beside is not None
     info, schema = task.info, task.opening.schema
@@ -688,11 +689,12 @@ def _rewritten_values(
     values = dict[int, Any]()
     for number, piece in found.items():
         sample = sample_of(_read(piece, number, seed), schema)
-        values[sample[ROW]] = sample[task.beside.field]
+        if sample[ROW] not in barred:
+            values[sample[ROW]] = sample[task.beside.field]
     lost = list[tuple[int | None, str | None, str]]()
     if known is None:
-        count = info.records - len(found)
-        lost.append((None, None, f"{why}: {show_count(count, 'value')}, of unknown records"))
+        if count := info.records - len(values):
+            lost.append((None, None, f"{why}: {show_count(count, 'value')}, of unknown records"))
     else:
         gone = sorted({*known} - values.keys())
         values |= dict.fromkeys(gone)

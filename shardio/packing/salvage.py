@@ -20,7 +20,7 @@ from ..errors import DamageError, StorageError, VersionError
 from ..formats import PACKED
 from ..formats.base import ShardInfo
 from ..formats.index import checksum
-from ..formats.record import ERASED, FRAME, RecordShard, read_header, seed_of
+from ..formats.record import FRAME, RecordShard, read_header, seed_of
 from ..formats.sample import MAX_HEAD, Sample, Schema, unpack_head
 from ..storage.base import File
 
@@ -58,22 +58,20 @@ class Damaged:
 
     shard    itself, where its header and index are whole; else None
     foreign  what it is instead, where it says so; else ""
-    older    whether its header says that nothing was erased from it
     """
 
     def __init__(self, file: File, format: str, info: ShardInfo, id_: bytes, schema: Schema):
         """Look at what a file says of itself: info, id_ and schema are of the wanted shard."""
         self._file, self.name, self.size = file, file.name, file.size
         self.shard: RecordShard | None = None
-        self.foreign, self.older = "", False
-        says = None
+        self.foreign, says = "", None
         try:
             shard = PACKED[format].shard(file, verify=False)
             says = shard.schema.fields, shard.dataset_id, shard.number
             self.shard = shard if shard.records == info.records else None
         except (DamageError, StorageError, VersionError):
             if format == "record":
-                says, self.older = _header_of(file)
+                says = _header_of(file)
         if says is not None and says != (schema.fields, id_, info.number):
             self.shard = None
             self.foreign = f"it is shard {says[2]} of dataset {says[1].hex()}"
@@ -95,16 +93,13 @@ class Damaged:
         return data if whole else None
 
 
-def _header_of(file: File) -> tuple[tuple[tuple[tuple[str, str], ...], bytes, int] | None, bool]:
-    """Return fields, dataset id and number of a record shard; None: its header is damaged.
-
-    And whether it says that nothing was erased.
-    """
+def _header_of(file: File) -> tuple[tuple[tuple[str, str], ...], bytes, int] | None:
+    """Return fields, dataset id and number of a record shard; None: its header is damaged."""
     try:
-        schema, id_, number, _, version = read_header(file)
+        schema, id_, number, *_ = read_header(file)
     except (DamageError, StorageError, VersionError):
-        return None, False
-    return (schema.fields, id_, number), version < ERASED
+        return None
+    return schema.fields, id_, number
 
 
 def index_of(files: Mapping[str, Damaged | None], info: ShardInfo) -> RecordShard | None:
@@ -122,21 +117,18 @@ def find(
 ) -> dict[int, Piece]:
     """Find the whole records of a shard in some files; the first that has one counts.
 
-    barred: records that may have been erased. They are taken from no file but the first, which has
-    the name of the shard, and not from that one where its index, or its header, says that it is an
-    older one.
+    barred: records that may have been erased. They are taken from no file, also not from that which
+    has the name of the shard: it may be an older one.
     """
     found = dict[int, Piece]()
     seed = seed_of(id_, info.number)
-    index = index_of(files, info)
-    for place, file in enumerate(files.values()):
+    for file in files.values():
         if file is None or file.foreign or len(found) == info.records:
             continue
-        own = place == 0 and file.shard in (None, index) and not file.older
         pieces = {
             number: Piece(file, start, size)
             for number, start, size in _in_file(file, info.records, schema, seed)
-            if own or number not in barred
+            if number not in barred
         }
         found = pieces | found
     return found

@@ -222,7 +222,9 @@ class _Found:
                 self.new.append(place)
             else:
                 self._both.append((place, row))
-        self.gone = [*map(self._reader.number, places.values())]
+        # Of a file that cannot be packed as it is now, the record stays.
+        gone = places.keys() - (split.source_keys or ())
+        self.gone = [self._reader.number(places[key]) for key in gone]
         self.changed: list[tuple[int, int]] = []  # places in the listing, and numbers
         self.same: list[tuple[int, int]] = []
 

@@ -330,19 +330,21 @@ def _check_shard(task: _Task, add: Callable[[int], None]) -> _Checked:
     info = task.info
     name = printable(os.path.join(task.opening.storage.url, info.name), 4096)
     damages: list[Damage] = []
+    others: list[Damage] = []  # of values beside it
+    differs: list[Damage] = []  # told where nothing else says what is wrong
     damaged = functools.partial(Damage, name, None, None, None)
     try:
         if task.sha256 and sha256(task.format, task.opening, info) != info.sha256:
-            damages.append(damaged("its SHA-256 is not the manifest's"))
+            differs = [damaged("its SHA-256 is not the manifest's")]
         shard, beside = _opened(task)
         with contextlib.closing(shard):
             if beside is not None:  # the images may be good: no record is damaged by it
-                damages.append(damaged(str(beside)))
+                others.append(damaged(str(beside)))
             check_values = task.sha256 and beside is None
             for _, here, one in files_of_shard(task.opening, info.number) if check_values else ():
                 if sha256("record", here, one) != one.sha256:
                     where = path_in(here.storage, one.name)
-                    damages.append(damaged(f"{where}: its SHA-256 is not the manifest's"))
+                    others.append(damaged(f"{where}: its SHA-256 is not the manifest's"))
             if task.opening.storage.remote:
                 shard.will_need(0, shard.records)  # within what may be in flight
             for start in range(0, shard.records, _CHUNK):
@@ -360,13 +362,13 @@ def _check_shard(task: _Task, add: Callable[[int], None]) -> _Checked:
                 shard.check()
             except DamageError as error:
                 damages.append(damaged(str(error)))
-            return _Checked(shard.records, damages, len(erased), hidden)
+            return _Checked(shard.records, others + (damages or differs), len(erased), hidden)
     except FileNotFoundError:
         damages = [damaged(_MISSING)]
     except (DamageError, StorageError, VersionError) as error:
         if _tells_nothing(task, error):
-            return _Checked(0, damages, unread=str(error))
-        damages.append(damaged(str(error)))
+            return _Checked(0, others + (damages or differs), unread=str(error))
+        damages = [*others, *damages, damaged(str(error))]
     if info.records and len(task.dropped) == info.records:
         return _Checked(0, [], hidden=damages, is_whole=True)
     return _Checked(0, damages, is_whole=True)

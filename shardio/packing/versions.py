@@ -241,6 +241,7 @@ class Version:
     erased: int = 0  # records of it that were erased since: it cannot be read any more
     changed: int = 0  # files of others in it that changed since: the same
     moved_from: str = ""  # the version that had the tag until now; "": none
+    already: bool = False  # it showed what was to be restored; nothing was done
 
     def __str__(self) -> str:
         what = ", ".join(f"{count:,} {name}" for name, count in sorted(self.changes.items()))
@@ -251,6 +252,7 @@ class Version:
         if self.changed:
             gone += f"  {show_count(self.changed, 'file')} changed since: cannot be read"
         moved = f"  moved from {self.moved_from}" if self.moved_from else ""
+        moved += "  shows the same already: nothing was done" if self.already else ""
         return f"{self.id}  {when}  {records}{f' ({what})' if what else ''}{tags}{moved}{gone}"
 
 
@@ -529,10 +531,11 @@ def restore(path: str | os.PathLike[str], version: str, *, storage: Storage | No
         for split, place, newest, old in work:
             index, after = place.location, newest
             same = replace(old, **{name: getattr(newest, name) for name in _OF_COMMIT})
-            if same.dump() != newest.dump():
+            if not (already := same.dump() == newest.dump()):
                 changes = _restored(index, newest, old)
                 after = commit(place, newest, old, "restore", changes, {})
-            done.versions.append(_described(after, load_tags(index), split))
+            described = _described(after, load_tags(index), split)
+            done.versions.append(replace(described, already=already))
     return done
 
 

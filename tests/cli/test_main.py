@@ -331,6 +331,9 @@ def test_closed_streams_are_no_crash(out: Path, tmp_path: Path, closed: str) -> 
         assert done.returncode == ("nowhere" in arguments)
 
 
+LOOK = "`shardio log a` shows a new version, or else run the same command again"
+
+
 @pytest.mark.parametrize(
     "arguments, advice",
     [
@@ -344,6 +347,15 @@ def test_closed_streams_are_no_crash(out: Path, tmp_path: Path, closed: str) -> 
         ("pack a b --restart", RESUME_HINT.replace("again", "again, without --restart,")),
         ("pack a b --dry-run", ""),
         ("index a", ""),
+        ("append a b", RESUME_HINT),
+        ("update a b", RESUME_HINT),
+        ("compact a", RESUME_HINT),
+        ("commit a", RESUME_HINT),
+        ("repair a b", "NEW is no dataset yet; run the same command again, it begins anew"),
+        ("drop a --where x=1", LOOK),
+        ("drop a --where x=1 --dry-run", ""),
+        ("annotate a --remove x", LOOK),
+        ("restore a v1", LOOK),
     ],
 )
 def test_after_ctrl_c_it_says_how_to_go_on(
@@ -353,7 +365,7 @@ def test_after_ctrl_c_it_says_how_to_go_on(
         raise KeyboardInterrupt
 
     name = arguments.split()[0]
-    module = importlib.import_module(f"shardio.packing.{name}")
+    module = importlib.import_module(f"shardio.packing.{'versions' if name == 'restore' else name}")
     monkeypatch.setattr(module, name, interrupted)
     done = run(*arguments.split())
     assert done.returncode == 130

@@ -1,6 +1,7 @@
 """`drop --damaged`: what `verify --decode` lists is hidden from every reader, nothing else."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from shardio.errors import (
 from shardio.formats import manifest, open_shard
 from shardio.formats.lmdb import PAGE
 from shardio.packing.drop import drop
+from shardio.packing.gc import gc
 from shardio.packing.repair import repair
 from shardio.packing.update import update
 from shardio.packing.verify import verify
@@ -154,7 +156,7 @@ def test_of_a_shard_that_does_not_open_all_records_go(
         shardio(command, out)
     drop(out, where=["label=class0"], dry_run=True)
     assert append(source, out, on_duplicate="skip", jobs=1, on_error="skip", dry_run=True).added
-    compact(out, jobs=1)
+    assert compact(out, jobs=1).left_out == len(gone)
     assert read_all(out) == left and verify(out, decode=True, sha256=True, jobs=1).hidden == 0
 
 
@@ -189,6 +191,29 @@ def test_erasing_leaves_no_damage(out: Path, tmp_path: Path) -> None:
     seen = verify(out, decode=True, sha256=True, jobs=1)
     assert (seen.damages, seen.hidden) == ([], 6)
     assert read_all(out) == sorted({*keys} - {keys[8], *TORN, *keys[12:18]})
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_key_is_erased_as_it_is_said_where_a_shard_does_not_open(
+    out: Path, is_dropped: bool
+) -> None:
+    keys = keys_of(out)
+    hurt(files(out)[2], "header")
+    if is_dropped:
+        dropped(out)
+    before = content(out)
+    for key in (keys[0], keys[13]):  # which may lie in the damaged shard, or does
+        with pytest.raises(DamageError, match="so nothing was dropped") as raised:
+            drop(out, keys=[key], erase=True)
+    assert content(out) == before
+    commands = re.findall("`shardio (.*?)`", str(raised.value).replace("\n", " "))
+    assert [one.split()[0] for one in commands] == ["drop", "compact", "gc"]
+    for command in commands:
+        shardio(*command.split())
+    assert drop(out, keys=[keys[0], keys[13]], missing="ignore", erase=True).missing == [keys[13]]
+    assert verify(out, dropped=[keys[0], keys[13]]).damages != []  # until `gc`
+    gc(out, keep_s=0)
+    assert verify(out, dropped=[keys[0], keys[13]]).damages == []
 
 
 @pytest.mark.parametrize("erase", [False, True])

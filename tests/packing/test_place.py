@@ -136,8 +136,29 @@ def test_records_are_erased_in_a_store(there: ObjectStore, packed: Path, tmp_pat
         == (str(done).splitlines()[1:4])
     )
     assert (done.erased, done.out) == (9, url)
+    assert "appends that other machines have planned are not seen" in str(done)
     assert fetched(there, "out", tmp_path / "fetched") == files(local)
     assert not list((tmp_path / "caches").rglob("*"))[1:]  # but for a folder of ours
+
+
+def test_an_erasing_that_was_interrupted_sends_no_file_twice(
+    through: ObjectStore, there: ObjectStore, proxy: FaultProxy
+) -> None:
+    url, more = f"{through.url}/out", {"storage": options(through)}
+    annotate(url, {key: {"caption": key} for key in KEYS}, storage=options(there))
+    files = "/0000", "/overlay-"
+    for name in ("/00001-", NEWEST):  # a shard is not there; all are
+        proxy.rules(Rule("403", path=name, method="PUT"))
+        proxy.reset()
+        with pytest.raises(StorageError, match="403"):
+            drop(url, keys=KEYS[:9], erase=True, **more)
+        assert sum(puts(proxy, one) for one in files) > 0
+    proxy.rules()
+    proxy.reset()
+    assert drop(url, keys=KEYS[:9], erase=True, **more).erased == 9
+    assert [puts(proxy, one) for one in files] == [0, 0]
+    assert sorted(keys_of(url, options(there))) == KEYS[9:]
+    assert not shardio.verify(url, storage=options(there)).damages
 
 
 def test_what_is_damaged_is_dropped_in_a_store_that_answers(
@@ -491,6 +512,48 @@ def test_parts_append_in_a_store_what_one_process_does_in_a_directory(
     assert not (tmp_path / "work").exists()
     with pytest.raises(NotPackedError, match="already packed; there is nothing to commit"):
         commit_parts(url, storage=direct, work_dir=tmp_path / "work")
+
+
+@pytest.mark.parametrize("in_parts", [True, False])
+def test_what_was_erased_meanwhile_is_not_appended(
+    there: ObjectStore, tmp_path: Path, in_parts: bool
+) -> None:
+    url, direct = f"{there.url}/out", options(there)
+    source = plant(tmp_path / "other", {KEYS[2]: noise("anew", 400), "class0/x.jpg": noise("x", 9)})
+    given: dict[str, Any] = {"on_duplicate": "replace", "jobs": 1, "to": direct}
+    given |= {"work_dir": tmp_path / "work"}
+
+    def append_while(keys: list[str], keep_s: float) -> list[str]:
+        """Append, and erase these while that is under way; what is told of it."""
+
+        def erase(*_: Any) -> None:
+            if keys:
+                drop(url, keys=[keys.pop()], erase=True, storage=direct)
+                gc(url, keep_s=keep_s, storage=direct)
+
+        if not in_parts:
+            shardio.append(source, url, progress=erase, **given)
+            return []
+        shardio.append(source, url, plan=True, **given)
+        erase()
+        shardio.append(source, url, part="1/1", **given)
+        (done,) = commit_parts(url, storage=direct, work_dir=tmp_path / "work")
+        return done.notes
+
+    before = len(KEYS)
+    with pytest.raises(BusyError, match=rf"erased here meanwhile, by the keys {KEYS[2]}\. Nothing"):
+        append_while([KEYS[2]], 3600)
+    assert len(keys_of(url, direct)) == before - 1
+    shutil.rmtree(tmp_path / "work")
+    (source / KEYS[2]).unlink()
+    if not in_parts:  # what others erased is no reason, if that can be told
+        with pytest.raises(BusyError, match="may be among those that are to be appended"):
+            append_while([KEYS[3]], 0)
+        assert len(keys_of(url, direct)) == before - 2
+    notes = append_while([KEYS[4]], 0 if in_parts else 3600)
+    assert ("--dropped KEYS" in "".join(notes)) == in_parts
+    assert "class0/x.jpg" in keys_of(url, direct) and KEYS[2] not in keys_of(url, direct)
+    assert not shardio.verify(url, storage=direct).damages
 
 
 def test_parts_of_splits_are_one_commit(bucket: ObjectStore, tmp_path: Path) -> None:
@@ -924,10 +987,12 @@ def test_a_kill_at_any_request_leaves_the_old_version_whole(
     tag(url, "packed", storage=storage)
     drop(url, keys=KEYS[2:3], storage=storage)
     before, read = [*log(url, storage=storage).versions], keys_of(url, storage)
+    first = {*there.sizes()}
     for number in range(uploads):
         proxy.rules(Rule("timeout", method="PUT", numbers=[number]))
         proxy.reset()
         kill_held(proxy, *line)
+        there.delete([*{*there.sizes()} - first])  # else it is not uploaded again
         assert log(url, storage=storage).versions == before and keys_of(url, storage) == read
     assert not shardio.verify(url, storage=storage).damages
     proxy.rules()

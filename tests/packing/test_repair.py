@@ -445,17 +445,18 @@ def test_what_was_dropped_stays_so_and_what_was_erased_does_not_come_back(
     keys = api.open(whole, decode=None).keys()
     drop(out, keys=[keys[1], keys[9]])
     drop(out, keys=[keys[2], keys[10]], erase=True)
-    before = content(out)
     gone = api.open(whole, decode=None)[2]["image"]
     for name in [name for name in os.listdir(out) if name.startswith("manifest-")]:
         os.remove(out / name)
-    change(shard_paths(out)[0], flip(20, -70))  # neither its header nor its index is whole
-    repair(out, new, copy=whole, jobs=1)  # the copy has what was erased
+    damaged = shard_paths(out)[0]
+    change(damaged, flip(20, -70))  # neither its header nor its index is whole
+    assert repair(out, new, copy=whole, jobs=1).lost == []  # the copy has what was erased
     left = [key for at, key in enumerate(keys) if at not in (1, 2, 9, 10)]
     assert api.open(new, decode=None).keys() == left
     assert verify(new, sha256=True, jobs=1).damages == []
     assert not any(gone in data for data in content(new).values() if data)
-    assert content(new).items() <= before.items()
+    others = shard_paths(out)[1:]  # of the first nobody knows what was dropped, and not erased
+    assert all((new / one.name).read_bytes() == one.read_bytes() for one in others)
 
 
 def test_a_copy_from_before_does_not_bring_back_what_was_erased(
@@ -478,20 +479,43 @@ def test_a_copy_from_before_does_not_bring_back_what_was_erased(
         shutil.rmtree(new)
 
 
-@pytest.mark.parametrize("end", [None, -70, 3000])
+@pytest.mark.parametrize("header", [True, False])
+@pytest.mark.parametrize("end", [None, -70, 3000, "last record"])
 def test_an_old_file_under_the_new_name_does_not_bring_back_what_was_erased(
-    whole: Path, out: Path, new: Path, end: int | None
+    whole: Path, out: Path, new: Path, end: int | str | None, header: bool
 ) -> None:
     keys = api.open(whole, decode=None).keys()
-    drop(out, keys=[keys[0]], erase=True)
-    gone = api.open(whole, decode=None)[0]["image"]
-    shard_paths(out)[0].write_bytes(shard_paths(whole)[0].read_bytes()[:end])
-    with contextlib.suppress(DamageError):  # of LMDB, where nothing says that it is an older one
-        repair(out, new, jobs=1)
-        assert verify(new, sha256=True, jobs=1).damages == []
-        assert not any(gone in data for data in content(new).values() if data)
-        return
-    assert not (new / "manifest.json").exists() and [*whole.glob("*.lmdb")]
+    drop(out, keys=[keys[1]], erase=True)
+    gone = api.open(whole, decode=None)[1]["image"]
+    if isinstance(end, str):
+        end = places(whole)[0][-1][0] + 20
+    old = shard_paths(whole)[0].read_bytes()[:end]
+    shard_paths(out)[0].write_bytes(old if header else old[:20] + b"?" + old[21:])
+    repair(out, new, jobs=1)
+    assert verify(new, sha256=True, jobs=1).damages == []
+    assert not any(gone in data for data in content(new).values() if data)
+    left = keys[:1] + keys[2:]
+    if end != 3000:
+        assert api.open(new, decode=None).keys() in (left, left[:6] + left[7:])
+
+
+@pytest.mark.parametrize("end", [None, -70])
+def test_old_values_under_the_new_name_do_not_bring_back_what_was_erased(
+    out: Path, new: Path, end: int | None
+) -> None:
+    keys = api.open(out, decode=None).keys()
+    annotate(out, {key: {"caption": f"said of {key}"} for key in keys})
+    old = manifest.load(locate(out)).overlays[0].files[0][0].name
+    before = (out / old).read_bytes()
+    drop(out, keys=[keys[1]], erase=True)
+    (out / old).unlink()
+    (out / manifest.load(locate(out)).overlays[0].files[0][0].name).write_bytes(before[:end])
+    done = repair(out, new, jobs=1)
+    assert [(one.key, one.field) for one in done.lost] == [(None, "caption")]
+    assert not any(f"said of {keys[1]}".encode() in data for data in content(new).values() if data)
+    left = {one["__key__"]: one["caption"] for one in api.open(new, decode=None)}
+    assert list(left) == keys[:1] + keys[2:]
+    assert {key for key, value in left.items() if value != f"said of {key}"} == {keys[7]}
 
 
 def test_a_copy_from_before_an_erasure_of_dropped_records_brings_nothing_back(

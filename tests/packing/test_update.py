@@ -22,7 +22,17 @@ from support.trees import (
 )
 
 import shardio as api
-from shardio import ExistsError, OptionError, SourceError, SourceOptions, pack, unpack, verify
+from shardio import (
+    ExistsError,
+    OptionError,
+    PlanOptions,
+    SourceError,
+    SourceOptions,
+    commit,
+    pack,
+    unpack,
+    verify,
+)
 from shardio.formats import manifest
 from shardio.formats.version import load_sources
 from shardio.packing.append import append
@@ -281,25 +291,38 @@ def test_only_files_alone_are_taken_as_unchanged(out: Path, source: Path, tmp_pa
 
 
 def test_a_record_stays_while_its_new_file_cannot_be_packed(out: Path, source: Path) -> None:
-    key, other = "class0/001.jpg", "class1/new.jpg"
-    before = (source / key).read_bytes()
-    (source / key).write_bytes(b"cut off")
-    plant(source, {other: b"not an image either"})
-    for rejected, before_that in (([key, other], 0), ([key], 1)):  # a record that is old each time
+    key, empty, other = "class0/001.jpg", "class0/002.jpg", "class1/new.jpg"
+    before = {one: (source / one).read_bytes() for one in (key, empty)}
+    plant(source, {key: b"cut off", empty: b"", other: b"not an image either"})
+    for rejected, before_that in (([key, empty, other], 0), ([], 3)):  # nor tried again
         done = update(source, out, on_error="skip")
         assert [one for one, _ in done.rejected] == rejected
-        assert done.rejected_before == before_that
-        assert "rejected.jsonl lists those without a record; a record that is there" in str(done)
-    left_out = (out / "rejected.jsonl").read_text()
-    assert other in left_out and key not in left_out  # of which there is a record
+        assert (done.gone, done.unchanged, done.rejected_before) == (0, 22, before_that)
+        assert ("rejected.jsonl lists them; a record that is there" in str(done)) == bool(rejected)
+        assert (out / "rejected.jsonl").read_text().count("\n") == 3
+    with pytest.raises(SourceError, match="3 files cannot be packed"):
+        update(source, out)
+    assert append(source, out, on_error="skip", on_duplicate="skip").rejected_before == 3
     found = {one["__key__"]: one["image"] for one in api.open(out, decode=None)}
-    assert found[key] == before and len(found) == 24
+    assert before.items() <= found.items() and len(found) == 24
     for one in (key, other):
         (source / one).write_bytes(noise("mended", 500))
+    (source / empty).write_bytes(before[empty])  # as the record is
     assert update(source, out, on_error="skip").rejected == []
     assert not (out / "rejected.jsonl").exists()
     found = {one["__key__"]: one["image"] for one in api.open(out, decode=None)}
     assert found[key] == found[other] == noise("mended", 500) and len(found) == 25
+
+
+def test_a_list_of_files_with_records_stays_ours_when_one_is_erased(
+    out: Path, source: Path
+) -> None:
+    plant(source, {"class0/001.jpg": b"cut off", "class0/003.jpg": b"cut off, too"})
+    assert len(update(source, out, on_error="skip").rejected) == 2
+    assert drop(out, keys=["class0/003.jpg"], erase=True).unlisted == 1
+    done = update(source, out, on_error="skip")
+    assert ([key for key, _ in done.rejected], done.rejected_before) == (["class0/003.jpg"], 1)
+    assert (done.gone, done.unchanged) == (0, 22)
 
 
 def test_what_was_left_out_is_tried_again_when_it_changed(out: Path, source: Path) -> None:
@@ -329,12 +352,20 @@ def test_what_was_left_out_is_tried_again_when_it_changed(out: Path, source: Pat
     assert not (out / "rejected.jsonl").exists()
 
 
-def test_a_list_that_pack_wrote_is_tried_once_more(tmp_path: Path) -> None:
-    tree = {"c/0.jpg": noise("0", 300), "c/bad.jpg": b"no image"}
+@pytest.mark.parametrize("parts", [1, 2])
+def test_what_pack_left_out_is_not_tried_again(tmp_path: Path, parts: int) -> None:
+    tree = {"c/0.jpg": noise("0", 300), "c/bad.jpg": b"no image", "c/empty.jpg": b""}
     source, out = plant(tmp_path / "src", tree), tmp_path / "out"
-    pack(source, out, jobs=1, on_error="skip")
-    done = [update(source, out, on_error="skip") for _ in range(2)]
-    assert [(len(one.rejected), one.rejected_before) for one in done] == [(1, 0), (0, 1)]
+    for number in range(1, parts + 1):
+        part = PlanOptions(part=(number, parts)) if parts > 1 else None
+        pack(source, out, jobs=1, on_error="skip", plan=part)
+    if parts > 1:
+        commit(out)
+    done = update(source, out, on_error="skip")
+    assert (done.rejected, done.rejected_before) == ([], 2)
+    os.utime(source / "c/bad.jpg", ns=(5, 5))
+    done = update(source, out, on_error="skip")
+    assert ([key for key, _ in done.rejected], done.rejected_before) == (["c/bad.jpg"], 1)
 
 
 @pytest.mark.parametrize(

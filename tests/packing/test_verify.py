@@ -176,15 +176,20 @@ def forge(out: Path, old: str, new: str) -> None:
     (out / "manifest.json").write_text(f'{body}"sha256": "{seal}"\n}}\n')
 
 
-def test_sha256_finds_what_no_checksum_covers_and_says_so(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sha256_finds_what_no_checksum_covers_and_says_so(out: Path, tarred: Path) -> None:
     assert damages(out, sha256=True).damages == []
     shard = shards(out)[2]
     flip(shard, offsets(shard)[0] + 100)
     found = damages(out, sha256=True).damages
-    assert [one.record for one in found] == [None, 0]
-    assert "SHA-256" in found[0].what
+    assert [one.record for one in found] == [0]  # what is said of a record is not said twice
+    flip(shard, 0)
+    found = damages(out, sha256=True).damages
+    assert len(found) == 1 and "header at byte 0" in found[0].what
+    end = (tarred / "a.tar").stat().st_size
+    flip(tarred / "a.tar", end - 1)  # behind all records
+    assert damages(tarred).damages == []
+    found = damages(tarred, sha256=True).damages
+    assert [(one.record, "SHA-256" in one.what) for one in found] == [(None, True)]
 
 
 def test_a_record_that_cannot_be_read_does_not_hide_the_others(

@@ -140,6 +140,10 @@ def test_going_back_is_a_commit_of_its_own(grown: Any) -> None:
     assert keys_of(out, ids[2]) == keys[4:]
     assert shardio("restore", out, ids[0]).stdout.startswith(log(out).versions[0].id)
     assert keys_of(out) == keys
+    for one in (ids[0], log(out).versions[0].id):  # it is so already, and that is said
+        facts = shardio_json("restore", out, one)["versions"][0]
+        assert (facts["id"], facts["already"]) == (log(out).versions[0].id, True)
+    assert shardio("restore", out, ids[0]).stdout.endswith("already: nothing was done\n")
     assert [one.command for one in log(out).versions] == [
         "restore",
         "restore",
