@@ -27,7 +27,6 @@ import pytest
 
 from support import LIMIT_S
 
-
 _HELD: "dict[int, socket.socket]" = {}  # sockets by which ports are held, each until it is used
 
 
