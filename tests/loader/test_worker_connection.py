@@ -88,7 +88,7 @@ def test_a_transform_that_hangs_is_told_once_by_its_record(
 ) -> None:
     order = labels(pictures(folder))
     step = 1
-    with closing(Hangs(order[step][-1])) as hangs:  # the last: the other thread has nothing to do
+    with closing(Hangs(order[step][-1])) as hangs:  # the last: other threads have little to do
         pool = passing(pictures(folder, decode=hangs), workers, 0.02)
         hangs.wait()
         with warnings.catch_warnings():
@@ -112,7 +112,9 @@ def test_a_transform_that_hangs_is_told_once_by_its_record(
     ((text, filename),) = told
     assert filename == __file__
     record = f"record {order[step][-1]} of the dataset, k/{order[step][-1]:06}.jpg"
-    said = re.escape(f"{where} is at {record}") + r", for \d+ s\. ShardLoader\(timeout="
+    place = re.escape(record) + r", for \d+ s"
+    # On a busy machine another thread is at something, too.
+    said = re.escape(f"{where} is ") + rf"(at .+; )?at {place}(; at .+)?\. ShardLoader\(timeout="
     assert re.match(r"ShardLoader: no batch for [\d.]+ s: " + said, text)
 
 

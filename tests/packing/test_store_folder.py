@@ -341,7 +341,7 @@ def test_objects_are_asked_for_once_and_many_at_a_time(
     figures = proxy.figures()
     asked = [one for one in figures.log if one.method == "GET" and ".jpg" in one.path]
     assert len({one.path for one in asked}) == 40
-    assert len(asked) <= 44  # second requests for slow ones
+    assert len(asked) <= 48  # second requests for slow ones: four of each process
     assert 8 <= figures.most_concurrent <= 64
 
 

@@ -6,6 +6,7 @@ the folder in its environment, whatever else runs on the machine. Canaries lie i
 the machine's user has: a program that does not keep to the folder, and deletes there, is seen.
 """
 
+import gc
 import multiprocessing.util
 import os
 import shutil
@@ -77,6 +78,7 @@ class Ground:
         """Remove all that was made; return what was left, and which canaries are gone."""
         command_server.close()
         warm_python.close()
+        gc.collect()  # loaders that an error still holds end their workers
         faults = [f"process {one}" for one in self._processes(grace_s)]
         for name in sorted(programs.left_in_memory(self._memory, grace_s)):
             faults.append(f"shared memory /dev/shm/{name}")

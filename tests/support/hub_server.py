@@ -255,7 +255,7 @@ class Hub:
 def hub(root: Path, *, token: str | None = None, uses: int | None = None) -> Iterator[Hub]:
     """Serve a folder of `ORG/NAME/REVISION/PATH` as the Hub does. token, uses: see `Hub.set`."""
     with tempfile.TemporaryDirectory(prefix="shardio-hub-") as scratch:
-        there = Hub(free_port(), free_port())
+        there = Hub(free_port(hold=True), free_port(hold=True))
         command = [sys.executable, "-m", "support.hub_server", root.resolve()]
         command += [str(there.port), str(there.cdn_port)]
         with running(command, there.port, Path(scratch), environment(PYTHONPATH=str(TESTS))):

@@ -140,7 +140,7 @@ class Identities:
 def identities(root: Path) -> Iterator[Identities]:
     """Run the server over a folder."""
     with tempfile.TemporaryDirectory(prefix="shardio-identities-") as scratch:
-        there = Identities(free_port())
+        there = Identities(free_port(hold=True))
         command = [sys.executable, "-m", "support.identity_server", root.resolve(), str(there.port)]
         with running(command, there.port, Path(scratch), environment(PYTHONPATH=str(TESTS))):
             yield there

@@ -147,7 +147,7 @@ def _moto(program: str, **variables: str) -> Iterator[int]:
     """Run moto's server with the bucket; its port. variables: of its environment."""
     _need("moto", "flask", "flask_cors", "obstore")
     with tempfile.TemporaryDirectory(prefix="shardio-moto-") as scratch:
-        port = free_port()
+        port = free_port(hold=True)
         command = [sys.executable, "-m", program, "-H", "127.0.0.1", "-p", str(port)]
         variables["PYTHONPATH"] = str(TESTS)
         with running(command, port, Path(scratch), environment(**variables)):
@@ -230,7 +230,7 @@ def azurite() -> Iterator[ObjectStore]:
     if node is None or not AZURITE.exists():
         pytest.skip("NOT TESTED HERE: azurite not there: tools/setup-servers installs it")
     with tempfile.TemporaryDirectory(prefix="shardio-azurite-") as scratch:
-        port = free_port()
+        port = free_port(hold=True)
         command = [node, AZURITE, "--blobHost", "127.0.0.1", "--blobPort", str(port)]
         command += ["--inMemoryPersistence", "--silent"]
         # Versions of the API that are newer than it are let in: they are obstore's choice.

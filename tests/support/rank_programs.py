@@ -117,9 +117,9 @@ def main(folder: str, out: str) -> None:
         }
         torch.save(model.module.state_dict(), Path(out, f"{tail}-{workers}-{rank}.pt"))
     Path(out, f"{rank}.json").write_text(json.dumps(seen))
-    # The end of the last sum over ranks, in a thread of gloo, waits for the GIL, which the model's
-    # end holds while it waits for that thread: let that sum end before.
-    torch.distributed.barrier()
+    # What gloo's threads still hold of the last sum needs the GIL for its end. A model that dies
+    # last ends these threads, and holds the GIL while it waits for them.
+    del model
     torch.distributed.destroy_process_group()
 
 

@@ -27,12 +27,23 @@ import pytest
 
 from support import LIMIT_S
 
+_HELD: "dict[int, socket.socket]" = {}  # sockets by which ports are held, each until it is used
 
-def free_port() -> int:
-    """Find a port that nobody has. The kernel does not give it to anybody else at once."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+
+def free_port(*, hold: bool = False) -> int:
+    """Find a port that nobody has. The kernel does not give it to anybody else at once.
+
+    hold: nor later, until a server listens there (`running`): it takes a while to start
+    """
+    free = socket.socket()
+    free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do, which bind it, too
+    free.bind(("127.0.0.1", 0))
+    port = int(free.getsockname()[1])
+    if hold:
+        _HELD[port] = free
+    else:
+        free.close()
+    return port
 
 
 # A test that is killed cannot stop its servers: the kernel does it, where this program is (Linux).
@@ -52,7 +63,11 @@ def running(
     starts it, at the latest.
     """
     with started(command, home, env) as process:
-        _wait_until_it_listens(process, port, home / "log")
+        try:
+            _wait_until_it_listens(process, port, home / "log")
+        finally:
+            while _HELD:  # those of a second server of this program, too
+                _HELD.popitem()[1].close()
         yield process
 
 
@@ -201,7 +216,7 @@ def nginx(
     """
     skip_without("nginx", *(["openssl"] if tls else []), package="nginx-light openssl")
     with tempfile.TemporaryDirectory(prefix="shardio-nginx-") as scratch:
-        home, port, lines = Path(scratch), free_port(), [*lines]
+        home, port, lines = Path(scratch), free_port(hold=True), [*lines]
         ca = None
         if tls:
             ca, certificate, key = make_certificates(home)

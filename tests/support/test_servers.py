@@ -3,7 +3,9 @@
 import base64
 import http.client
 import shutil
+import socket
 import ssl
+import sys
 import tempfile
 from pathlib import Path
 
@@ -87,3 +89,12 @@ def test_a_server_ends_with_a_test_that_is_killed(
         monkeypatch.setenv("TMPDIR", scratch)
         done = programs.run("-c", program, tmp_path, limit_s=LIMIT_S)
     assert (done.code, done.left) == (-9, [])
+
+
+def test_a_port_that_is_held_is_its_servers_alone(tmp_path: Path) -> None:
+    port = servers.free_port(hold=True)
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    command = [sys.executable, "-m", "http.server", "-b", "127.0.0.1", str(port)]
+    with servers.running(command, port, tmp_path) as process:
+        assert process.poll() is None

@@ -75,7 +75,12 @@ def opened(browser: Any, viewer: Any) -> Iterator[Open]:
 
 def settled(page: Any) -> Any:
     """The page, once it waits for no index any more: until then it loads itself again."""
-    page.wait_for_function("!document.querySelector('meta[http-equiv=refresh]')")
+    return ready(page, "!document.querySelector('meta[http-equiv=refresh]')")
+
+
+def ready(page: Any, what: str, told: Any = None) -> Any:
+    """The page, once that is true of one that is loaded: before, no key of it does anything."""
+    page.wait_for_function(f"told => document.readyState == 'complete' && {what}", arg=told)
     return page
 
 
@@ -321,9 +326,9 @@ def test_keys_walk_through_the_order_that_one_came_from(opened: Open, colors: Pa
     page.wait_for_url("**/record/*")
     assert second in page.locator(".key").inner_text()
     page.keyboard.press("k")
-    page.wait_for_function("k => document.querySelector('.key').innerText.includes(k)", arg=first)
+    ready(page, "document.querySelector('.key').innerText.includes(told)", first)
     page.keyboard.press("k")  # the last one of the batch before
-    page.wait_for_function("k => !document.querySelector('.key').innerText.includes(k)", arg=first)
+    ready(page, "!document.querySelector('.key').innerText.includes(told)", first)
     before = page.locator(".key").inner_text()
     page.keyboard.press("Escape")
     page.wait_for_url("**step=1**")
