@@ -232,7 +232,8 @@ def test_a_file_size_limit_is_a_clear_message(stage: Stage, tmp_path: Path) -> N
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (700, 700))
 
-    done = shardio("pack", stage.source, tmp_path / "out", *RECORDS, code=1, preexec_fn=limit)
+    line = ("pack", stage.source, tmp_path / "out", *RECORDS)
+    done = shardio(*line, code=1, warm=False, preexec_fn=limit)
     assert "File too large" in done.stderr
     shardio("pack", stage.source, tmp_path / "out", *RECORDS)
 

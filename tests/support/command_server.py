@@ -111,6 +111,7 @@ def become(asked: dict[str, Any]) -> None:
         os.close(stream)
     if asked["stops"]:
         stop()
+    warm_python.start_as_asked()
     warm_python.end(warm_python.run(asked["arguments"]))
 
 
