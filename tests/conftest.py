@@ -150,6 +150,16 @@ def warm_starts() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def warm_workers() -> Iterator[None]:
+    """Forks what multiprocessing would start, from a process that has torch.
+
+    For what spawned workers give; how they start: test_shard_dataset.py, test_worker_pool.py.
+    """
+    with warm_python.starts("torch"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def on_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], Path]]:
     """Shows a folder below `tmp_path` by a network file system: `on_network(path)` is its path.

@@ -167,6 +167,7 @@ def test_workers_read_what_their_parent_reads(made: Made) -> None:
     read_in_workers(made, "fork", 2)
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("made", FEW, indirect=True)
 def test_spawned_workers_read_what_their_parent_reads(made: Made) -> None:
     read_in_workers(made, "spawn", 1)

@@ -20,8 +20,6 @@ from shardio.dataset import fetch
 from shardio.order.options import ALL_RECORDS
 from shardio.storage import ranges
 
-pytestmark = pytest.mark.usefixtures("warm_starts")
-
 RECORDS = 160
 
 
