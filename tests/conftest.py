@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from support import small_datasets
+from support import small_datasets, warm_python
 from support.fault_proxy import FaultProxy
 from support.ground import GRACE_S, Ground
 
@@ -138,6 +138,26 @@ def packed(tmp_path: Path) -> Callable[..., Path]:
         return small_datasets.make(tmp_path / name, counts, **options)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def warm_starts() -> Iterator[None]:
+    """Forks what multiprocessing would start, helpers that read from URLs too, in a module's tests.
+
+    For `pytestmark`, where tests start dozens of them and none is about how one starts or is held.
+    """
+    with warm_python.starts("shardio"):
+        yield
+
+
+@pytest.fixture
+def warm_workers() -> Iterator[None]:
+    """Forks what multiprocessing would start, from a process that has torch.
+
+    For what spawned workers give; how they start: test_shard_dataset.py, test_worker_pool.py.
+    """
+    with warm_python.starts("torch"):
+        yield
 
 
 @pytest.fixture(scope="session")

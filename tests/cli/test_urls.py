@@ -22,6 +22,8 @@ from shardio import SourceOptions, Storage
 from shardio.errors import OptionError, StorageError
 from shardio.storage import ranges
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 RECORDS = 60
 JPEG = b"\xff\xd8\xff"
 

@@ -326,6 +326,7 @@ def test_loaders_of_any_workers_give_the_epoch(
             assert flat(batches(items)) == rows_of(mixture, epoch)
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_persistent_spawned_workers_follow_the_epochs_of_mixed_subsets(
     folders: list[Path], workers: int

@@ -228,6 +228,7 @@ def test_a_copy_made_before_the_ranks_are_known_finds_them(
             assert batches(copied, workers) == expected
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_spawned_workers_know_the_rank_of_their_parent(
     packed: Packed, monkeypatch: pytest.MonkeyPatch, workers: int

@@ -317,6 +317,7 @@ def _read(part: Any, numbers: list[int]) -> None:
     assert [part[i] for i in numbers] == [expected(i) for i in numbers]
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_read_after_the_parent_did(raw: Any, method: str) -> None:
     raw[0]

@@ -79,7 +79,7 @@ def program(*arguments: Any, before: Sequence[str | Path] = ()) -> Any:
         done = subprocess.run(command, capture_output=True, env=environment(), timeout=LIMIT_S)
         code, out, error = done.returncode, done.stdout, done.stderr
     else:
-        code, out, error = command_server.run(words, environment(), PROGRAMS)
+        code, out, error = command_server.run(words, environment(), [str(PROGRAMS)])
     assert code == 0, (code, out, error)
     return json.loads(out)
 
@@ -167,6 +167,7 @@ def test_workers_read_what_their_parent_reads(made: Made) -> None:
     read_in_workers(made, "fork", 2)
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("made", FEW, indirect=True)
 def test_spawned_workers_read_what_their_parent_reads(made: Made) -> None:
     read_in_workers(made, "spawn", 1)

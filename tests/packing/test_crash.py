@@ -11,6 +11,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -170,7 +171,7 @@ def kill_some_time(
         process = begin(source, out)
         until = dice.randrange(62)  # shards that are finished; 60 and 61: at the very end
         while len(shards(out)) < min(until, 60) and process.poll() is None:
-            pass
+            time.sleep(0.0005)
         try:
             process.wait(timeout=dice.random() * 0.01)
         except subprocess.TimeoutExpired:
@@ -186,7 +187,7 @@ def kill_some_time(
         pack(source, out, jobs=2, plan=PlanOptions(max_records=4))
         assert content(out) == undisturbed
         while members(process.pid):  # a worker whose parent was killed ends too
-            pass
+            time.sleep(0.01)
         assert content(out) == undisturbed
         shutil.rmtree(out)
 
@@ -215,6 +216,7 @@ def test_ctrl_c_ends_all_processes_and_leaves_finished_shards(
     process = begin(source, tmp_path, held=3)
     while len(shards(tmp_path)) < 3:
         assert process.poll() is None
+        time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT) if whom == "group" else process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=LIMIT_S)
     advice = "what is finished is kept; run the same command again to go on"
@@ -230,7 +232,8 @@ def test_a_file_size_limit_is_a_clear_message(stage: Stage, tmp_path: Path) -> N
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (700, 700))
 
-    done = shardio("pack", stage.source, tmp_path / "out", *RECORDS, code=1, preexec_fn=limit)
+    line = ("pack", stage.source, tmp_path / "out", *RECORDS)
+    done = shardio(*line, code=1, warm=False, preexec_fn=limit)
     assert "File too large" in done.stderr
     shardio("pack", stage.source, tmp_path / "out", *RECORDS)
 

@@ -5,17 +5,17 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import LIMIT_S, servers
+from support import servers
+from support.crashing import traced
 from support.fault_proxy import fault_proxy
 from support.faults import Rule
 from support.packing import hidden
-from support.trees import command, content, environment, images, picture, plant, shardio, shards
+from support.trees import content, images, picture, plant, shardio, shards
 from support.uploading import second_part_held
 
 from shardio import (
@@ -198,10 +198,8 @@ def test_a_last_call_that_is_killed_between_its_renames_goes_on(out: Path, tmp_p
             export(out, tmp_path / name, format="webdataset", part=part)
     export(out, tmp_path / "expected", format="webdataset")
     inject = "inject=rename:signal=SIGKILL:when=5"  # the receipt, and some files
-    strace = ("strace", "-f", "-qq", "-o", os.devnull, "-e", "trace=rename", "-e", inject)
-    killed = [*strace, *map(os.fsdecode, command(*line))]
-    done = subprocess.run(killed, capture_output=True, env=environment(), timeout=LIMIT_S)
-    assert done.returncode in (-signal.SIGKILL, 137)
+    done = traced(line, "-o", os.devnull, "-e", "trace=rename", "-e", inject)
+    assert done.returncode == -signal.SIGKILL, done
     assert 0 < len(list((tmp_path / "to").glob("0*"))) < 4
     shardio(*line)
     assert content(tmp_path / "to") == content(tmp_path / "expected")

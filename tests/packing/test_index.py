@@ -109,6 +109,7 @@ def test_its_pixels_subsets_and_advice_are_those_of_any_dataset(tars: Path) -> N
     assert tune(dataset).records == dataset.records
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_the_index_may_lie_elsewhere(tars: Path, tmp_path: Path) -> None:
     before = contents(tars)
     os.chmod(tars, 0o555)

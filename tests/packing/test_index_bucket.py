@@ -45,7 +45,7 @@ FORMATS = {
 MIB = 1 << 20
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.usefixtures("ranges_closed"),
+    pytest.mark.usefixtures("ranges_closed", "warm_starts"),
 ]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import object_stores, trees
+from support import object_stores, trees, warm_python
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.object_stores import ObjectStore
@@ -29,6 +29,8 @@ from shardio.errors import (
     StorageError,
 )
 from shardio.storage import lock, ranges
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
 
 FILES = 60
 SHARD = 120_000  # bytes: some ten shards
@@ -422,9 +424,9 @@ def command(images: Path, there: ObjectStore, *more: object) -> list[str]:
     return [*map(str, ("pack", images, f"{there.url}/out", *sized, *given, *more))]
 
 
-def start(arguments: list[str]) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "shardio", *arguments],
+def start(arguments: list[str]) -> warm_python.Process:
+    return warm_python.Process(
+        trees.warm_command(*arguments),
         env=environment(XDG_CACHE_HOME=os.environ["XDG_CACHE_HOME"]),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -464,7 +466,7 @@ def test_a_packing_that_is_killed_goes_on_where_it_was(
     proxy.rules(Rule("stall", method="PUT", path=stalled))
     process = start(command(images, there))
     proxy.wait(faults=1)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.communicate()
     proxy.settle()  # the store may have what the process has not heard of
     complete = names(bucket)

@@ -2,14 +2,12 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import LIMIT_S, object_stores
+from support import LIMIT_S, object_stores, warm_python
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.object_stores import ObjectStore
@@ -28,6 +26,8 @@ from shardio.packing.gc import gc
 from shardio.packing.place import find_place
 from shardio.packing.versions import changing, commit, diff, log, restore, tag
 from shardio.storage import ranges
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
 
 SHARDS, EACH = 6, 4
 KEYS = sorted(str(key) for key in images())
@@ -734,11 +734,11 @@ def test_a_stream_that_is_killed_at_any_upload_leaves_the_old_version(
     through: ObjectStore, there: ObjectStore, proxy: FaultProxy
 ) -> None:
     url, direct = f"{there.url}/out", options(there)
-    before = keys_of(url, direct)
+    before, stream = keys_of(url, direct), warm_python.command("-c", STREAM, url, kind="shardio")
     for held in (r"/00006-", NEWEST, None):
         proxy.rules(*([Rule("timeout", path=held, method="PUT")] if held else []))
         proxy.reset()
-        with subprocess.Popen([sys.executable, "-c", STREAM, url]) as process:
+        with warm_python.Process(stream) as process:
             if held:
                 proxy.wait(faults=1)
                 process.kill()

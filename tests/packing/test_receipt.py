@@ -6,19 +6,19 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import LIMIT_S, small_datasets
+from support import small_datasets
+from support.crashing import traced
 from support.exporting import (
     FORMATS,
     SHARDED,
     N,
     left,
 )
-from support.trees import command, content, environment, plant, shardio
+from support.trees import content, plant, shardio
 
 from shardio.errors import (
     ExistsError,
@@ -73,10 +73,9 @@ def test_an_export_that_was_killed_between_its_last_renames_goes_on(
     # Each shard and its index takes a name in the hidden folder; then the receipt; then all again.
     which = 3 if name == "imagefolder" else files + 3
     inject = f"inject=rename:signal=SIGKILL:when={which}"
-    strace = ("strace", "-f", "-qq", "-o", os.devnull, "-e", "trace=rename", "-e", inject)
-    run = [*strace, *map(os.fsdecode, command("export", first, out, *more))]
-    done = subprocess.run(run, capture_output=True, env=environment(), timeout=LIMIT_S)
-    assert done.returncode in (-signal.SIGKILL, 137)
+    export_it = ("export", first, out, *more)
+    done = traced(export_it, "-o", os.devnull, "-e", "trace=rename", "-e", inject)
+    assert done.returncode == -signal.SIGKILL, done
     there = [one for one in left(out) if not one.startswith(".")]
     assert 0 < len(there) < files - (name == "webdataset")
     with pytest.raises(ExistsError, match="is not empty"):

@@ -76,7 +76,7 @@ FOLDERS: dict[str, Tree] = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("ranges_closed")
+pytestmark = pytest.mark.usefixtures("ranges_closed", "warm_starts")
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,13 @@
 import gzip
 import json
 import os
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from support import LIMIT_S, servers
+from support import LIMIT_S, servers, warm_python
 from support.archives import FORMS, class_tars, deflated, tar, write, zipped
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
@@ -18,7 +17,7 @@ from support.object_stores import ObjectStore
 from support.packing import grouped, interrupted
 from support.servers import Web
 from support.source_stores import other_store, storage, store_arguments
-from support.trees import JPEG, Tree, command, content, environment, images, noise, plant
+from support.trees import JPEG, Tree, content, environment, images, noise, plant, warm_command
 
 import shardio
 from shardio import PlanOptions, SourceOptions, Storage
@@ -61,7 +60,7 @@ ARCHIVES: Tree = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("ranges_closed")
+pytestmark = pytest.mark.usefixtures("ranges_closed", "warm_starts")
 
 
 @pytest.fixture(scope="module")
@@ -360,9 +359,10 @@ def test_a_kill_while_it_is_downloaded_starts_that_over(
     arguments = ["pack", url, out, "--max-records", "9", "--jobs", "1"]
     arguments += store_arguments(s3.through(proxy.port))
     proxy.rules(Rule("timeout", path="killed", method="GET", numbers=[*range(6, 99)]))
-    process = subprocess.Popen(command(*arguments), env=environment(), stderr=subprocess.DEVNULL)
+    line = warm_command(*arguments)
+    process = warm_python.Process(line, env=environment(), stderr=subprocess.DEVNULL)
     proxy.wait(faults=1)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     assert process.wait(LIMIT_S) == -9
     proxy.rules()
     pack(url, out, storage(s3, proxy))

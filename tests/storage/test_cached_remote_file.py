@@ -31,6 +31,8 @@ from shardio.storage.cache import CacheDirectory
 from shardio.storage.remote import RemoteLocation
 from shardio.storage.stores import Store
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 RECORDS, BYTES = 600, 60_000
 
 

@@ -12,7 +12,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,9 +31,9 @@ from shardio.packing.pack import pack
 from shardio.packing.update import update
 from shardio.packing.verify import verify
 from shardio.packing.versions import tag
-from support import LIMIT_S
+from support import command_server
 from support.packing import grouped
-from support.trees import command, compile_package, content, environment, images, plant, shardio
+from support.trees import compile_package, content, environment, images, plant, shardio
 
 STRACE = shutil.which("strace")
 CALLS = (
@@ -198,6 +198,18 @@ SCENES = {
 }
 
 
+def traced(
+    arguments: Sequence[str | Path],
+    *options: str,
+    program: Sequence[str] = ("-m", "shardio"),
+) -> subprocess.CompletedProcess[str]:
+    """Run a command under strace with these options, in a fork of command_server."""
+    assert STRACE is not None
+    strace = (STRACE, "-f", "-qq", "-e", "signal=none", *options)
+    code, *said = command_server.run(arguments, environment(), program, strace)
+    return subprocess.CompletedProcess(arguments, code, *(one.decode() for one in said))
+
+
 class Stage:
     """A folder with sources, and an undisturbed run of each scene."""
 
@@ -267,19 +279,7 @@ class Stage:
         return self.calls[name]
 
     def strace(self, scene: Scene, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
-        assert STRACE is not None
-        return subprocess.run(
-            [
-                STRACE,
-                *("-f", "-qq", "-e", f"trace={CALLS}", "-e", "signal=none"),
-                *options,
-                *map(os.fsdecode, command(*self.arguments(scene, out))),
-            ],
-            capture_output=True,
-            text=True,
-            env=environment(),
-            timeout=LIMIT_S,
-        )
+        return traced(self.arguments(scene, out), "-e", f"trace={CALLS}", *options)
 
     def check(self, name: str, out: Path, torn: bool = False) -> bool:
         """All or nothing is there, now and after another run. Whether it was all.
@@ -344,7 +344,7 @@ def kill_at(stage: Stage, name: str, call: str, count: int) -> bool:
     done = stage.strace(
         scene, out, "-o", os.devnull, "-e", f"inject={call}:signal=SIGKILL:when={count}"
     )
-    assert done.returncode in (-signal.SIGKILL, 137), (call, count, done)
+    assert done.returncode == -signal.SIGKILL, (call, count, done)
     return stage.check(name, out)
 
 

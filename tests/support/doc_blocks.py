@@ -22,7 +22,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,7 +94,8 @@ def run(page: Page, folder: Path) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     (folder / "bin").mkdir()
     (folder / "here").mkdir()
-    _program(folder / "bin" / "shardio", [sys.executable, "-W", "error", "-m", "shardio"])
+    line = warm_python.command("-W", "error", "-m", "shardio", kind="shardio")
+    _program(folder / "bin" / "shardio", line)
     before = os.getcwd()
     os.chdir(folder / "here")
     ranges.close()  # its helper has the environment of what read a store before

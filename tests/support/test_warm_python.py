@@ -1,8 +1,10 @@
 """A program in a fork of a process that has imported torch is as one that Python starts."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
+from multiprocessing import spawn
 from pathlib import Path
 
 import pytest
@@ -65,3 +67,39 @@ def test_what_it_started_is_found_and_ends_with_it(end: str) -> None:
     done = program.finish()
     assert done.code == {"kill": -9, "interrupt": -2}[end], done
     assert not done.left and not done.timed_out
+
+
+def test_descriptors_have_their_numbers_and_no_other_holder() -> None:
+    ours, theirs = os.pipe()
+    os.set_inheritable(theirs, True)
+    code = f"import os; os.write({theirs}, b'here'); os.close({theirs}); os.read(0, 1)"
+    line = warm_python.command("-c", code, kind="shardio")
+    process = subprocess.Popen(line, stdin=subprocess.PIPE, pass_fds=[theirs])
+    os.close(theirs)
+    with open(ours, "rb") as file:
+        assert file.read() == b"here"  # to its end, while the program goes on
+    process.communicate(b"1")
+    assert process.returncode == 0
+
+
+def test_a_closed_stream_is_closed() -> None:
+    code = "import os, sys; os.fstat(1); print(sys.stdin is None)"
+    line = warm_python.command("-c", code, kind="shardio")
+    done = subprocess.run(["sh", "-c", '"$@" <&-', "sh", *line], capture_output=True)
+    assert (done.returncode, done.stdout) == (0, b"True\n"), done.stderr
+
+
+def of_a_spawned_worker(queue: "multiprocessing.SimpleQueue[tuple[int, bool]]") -> None:
+    queue.put((os.getppid(), "shardio.storage.client" in sys.modules))
+
+
+def test_multiprocessing_starts_forks_where_it_is_told_to() -> None:
+    context = multiprocessing.get_context("spawn")
+    queue = context.SimpleQueue()
+    with warm_python.starts("shardio"):
+        process = context.Process(target=of_a_spawned_worker, args=(queue,))
+        process.start()
+        parent, has = queue.get()
+        process.join(LIMIT_S)
+    assert process.exitcode == 0 and has and parent != os.getpid()
+    assert os.path.samefile(os.fsdecode(spawn.get_executable()), sys.executable)

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from support import LIMIT_S, command_server
+from support import LIMIT_S, command_server, warm_python
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 JPEG = b"\xff\xd8\xff\xe0"
@@ -111,6 +111,15 @@ def command(*arguments: str | bytes | Path) -> list[str | bytes]:
     ]
 
 
+def warm_command(*arguments: str | bytes | Path) -> list[str]:
+    """Return a command line that is a fork of a process that has shardio; see warm_python.Process.
+
+    For what is not about how a command starts.
+    """
+    words = map(os.fsdecode, arguments)
+    return warm_python.command("-W", "error", "-m", "shardio", *words, kind="shardio")
+
+
 def environment(**more: str) -> dict[str, str]:
     path = os.pathsep.join(
         [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -132,7 +141,7 @@ def on_a_terminal(*arguments: str | Path, size: int = 1 << 16, **variables: str)
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
     process = subprocess.Popen(
-        command(*arguments), stdin=theirs, stdout=theirs, stderr=theirs, env=env
+        warm_command(*arguments), stdin=theirs, stdout=theirs, stderr=theirs, env=env
     )
     os.close(theirs)
     seen = b""
@@ -146,22 +155,23 @@ def on_a_terminal(*arguments: str | Path, size: int = 1 << 16, **variables: str)
 
 
 def shardio(
-    *arguments: str | bytes | Path, code: int | None = 0, **options: Any
+    *arguments: str | bytes | Path, code: int | None = 0, warm: bool = True, **options: Any
 ) -> subprocess.CompletedProcess[Any]:
     """Run the command line; no outcome may be a traceback.
 
-    With options of `subprocess.run`, but for `text`, it starts as a user's does; else see
-    command_server.
+    With options of `subprocess.run`, but for `text`, it is a `warm_command`; else see
+    command_server. warm: False: it starts as a user's does.
     """
     done: subprocess.CompletedProcess[Any]
-    if options.keys() <= {"text"}:
+    if warm and options.keys() <= {"text"}:
         found, *said = command_server.run(arguments, environment())
         if options.get("text", True):
             said = [io.TextIOWrapper(io.BytesIO(one)).read() for one in said]
         done = subprocess.CompletedProcess(arguments, found, *said)
     else:
         options = {"text": True, "timeout": 60, "env": environment()} | options
-        done = subprocess.run(command(*arguments), capture_output=True, **options)
+        line = (warm_command if warm else command)(*arguments)
+        done = subprocess.run(line, capture_output=True, **options)
     assert "Traceback" not in str(done.stderr), done.stderr
     if code is not None:
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr)

@@ -2,16 +2,16 @@
 
 import contextlib
 import os
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 from shardio import Storage
-from support import LIMIT_S
+from support import LIMIT_S, warm_python
 from support.fault_proxy import FaultProxy
 from support.object_stores import ObjectStore
-from support.trees import command, content, environment
+from support.trees import content, environment, warm_command
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -45,10 +45,10 @@ def puts(proxy: FaultProxy, name: str = "") -> int:
 
 
 @contextlib.contextmanager
-def started(*line: Any) -> Iterator["subprocess.Popen[bytes]"]:
+def started(*line: Any) -> Iterator[warm_python.Process]:
     """Start the command line; at the end it is killed, if it still runs."""
-    lines = command(*map(str, line))
-    with subprocess.Popen(lines, env=environment(), stdout=subprocess.DEVNULL) as process:
+    lines = warm_command(*map(str, line))
+    with warm_python.Process(lines, env=environment(), stdout=DEVNULL) as process:
         try:
             yield process
         finally:
@@ -66,7 +66,7 @@ def kill_held(proxy: FaultProxy, *line: Any, faults: int = 1) -> None:
 @contextlib.contextmanager
 def second_part_held(
     proxy: FaultProxy, line: Sequence[Any], *more: str
-) -> Iterator["subprocess.Popen[bytes]"]:
+) -> Iterator[warm_python.Process]:
     """Run three parts at once, of which a fault holds up the second; at the end it is killed."""
     with contextlib.ExitStack() as stack:
         first, second, last = (

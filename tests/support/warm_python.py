@@ -1,102 +1,122 @@
 """Python programs in forks of a process that has imported torch, which takes 2 s of CPU each time.
 
-`command(...)` is the command line of a small program that asks that process for a fork, gives it
-its arguments, folder, environment and streams, hands on the signals it gets, and ends as the fork
-does. Where it is killed, the fork's process group is killed, too. shardio is imported by each fork
-anew. For what is not about how a process starts.
+`command(...)` is the command line of a small program, ask_fork.py, that asks that process for a
+fork, gives it its arguments, folder, environment and descriptors, hands on the signals it gets, and
+ends as the fork does. Where it is killed, the fork's process group is killed, too. shardio is
+imported by each fork anew; or, of "shardio", a fork has it, and no torch. `starts` makes what
+multiprocessing would start such forks, and with it the helpers that read from URLs. For what is not
+about how a process starts.
 """
 
 import atexit
+import fcntl
+import marshal
+import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker, spawn
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the small program is to start fast
-    import subprocess
+if TYPE_CHECKING:
     import tempfile
 
 MARK = "SHARDIO_TESTS_MARK"  # that of support.programs
 UNMARKED = "0" * 32  # as long as a mark
-HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_started: "list[tuple[int, subprocess.Popen[bytes], tempfile.TemporaryDirectory[str]]]" = []
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ASK = os.path.join(ROOT, "tests", "support", "ask_fork.py")
+STARTS = "SHARDIO_TESTS_STARTS"  # the program that multiprocessing starts, also in a fork
+# What a fork of each kind has imported.
+HAS = {
+    "torch": (
+        "torch._dynamo",  # by the first optimizer of a program
+        *("torch.distributed.run", "torch.utils.data", "PIL.Image", "msgpack", "xxhash", "obstore"),
+    ),
+    "shardio": (
+        *("shardio.cli.main", "shardio.formats", "shardio.packing.pack"),
+        *("shardio.storage.helper", "shardio.storage.client", "obstore", "numpy.random"),
+    ),
+}
+_started: "dict[str, tuple[int, subprocess.Popen[bytes], tempfile.TemporaryDirectory[str]]]" = {}
 
 
-def command(*arguments: str | os.PathLike[str]) -> list[str]:
+def command(*arguments: str | os.PathLike[str], kind: str = "torch") -> list[str]:
     """Return what runs `python *arguments`: a file, `-c` or `-m`, behind `-u` or `-W ...`, if any.
 
-    The first call starts the process that is forked.
+    The first call of a kind starts the process that is forked.
     """
-    import subprocess
     import tempfile
 
-    if not _started:
+    if kind not in _started:
         folder = tempfile.TemporaryDirectory(prefix="w-")
+        path = [ROOT, *filter(None, [os.environ.get("PYTHONPATH")])] if kind == "shardio" else []
         server = subprocess.Popen(
-            [sys.executable, __file__, os.path.join(folder.name, "s")],
+            [sys.executable, __file__, os.path.join(folder.name, "s"), *HAS[kind]],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": "", MARK: UNMARKED},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path), MARK: UNMARKED},
             start_new_session=True,
         )
         atexit.register(close)
-        _started.append((os.getpid(), server, folder))
+        _started[kind] = (os.getpid(), server, folder)
         assert server.stdout and server.stdout.readline()
-    at = os.path.join(_started[0][2].name, "s")
-    return [sys.executable, "-I", "-S", __file__, at, *map(os.fspath, arguments)]
+    at = os.path.join(_started[kind][2].name, "s")
+    return [sys.executable, "-I", "-S", ASK, at, *map(os.fspath, arguments)]
 
 
-def executable(folder: str | os.PathLike[str]) -> str:
+class Process(subprocess.Popen[Any]):
+    """One that runs a `command`, and whose end is that of the fork, also when it is killed."""
+
+    def kill(self) -> None:
+        """Kill the fork."""
+        self.send_signal(signal.SIGUSR2)  # see ask_fork.py
+
+
+def executable(folder: str | os.PathLike[str], kind: str = "torch") -> str:
     """Write a program `python` into a folder, and return its path."""
     import shlex
 
     path = os.path.join(folder, "python")
     with open(path, "w") as file:
-        file.write(f'#!/bin/sh\nexec {shlex.join(command())} "$@"\n')
+        file.write(f'#!/bin/sh\nexec {shlex.join(command(kind=kind))} "$@"\n')
     os.chmod(path, 0o700)
     return path
 
 
+@contextmanager
+def starts(kind: str) -> Iterator[None]:
+    """Let multiprocessing start forks of a kind: workers of spawn, helpers that read from URLs."""
+    resource_tracker.ensure_running()  # spawn starts it once; it lives as long as this process
+    command(kind=kind)
+    before, name = spawn.get_executable(), os.environ.get(STARTS)
+    os.environ[STARTS] = executable(os.path.dirname(command(kind=kind)[4]), kind)
+    multiprocessing.set_executable(os.environ[STARTS])
+    try:
+        yield
+    finally:
+        multiprocessing.set_executable(before)
+        del os.environ[STARTS]
+        if name is not None:
+            os.environ[STARTS] = name
+
+
+def start_as_asked() -> None:
+    """Let multiprocessing start what the environment says, in a fork."""
+    multiprocessing.set_executable(os.environ.get(STARTS, sys.executable))
+
+
 def close() -> None:
-    """End the process that is forked: it ends with its input. The next command begins another."""
+    """End the processes that are forked: each ends with its input. The next command begins one."""
     while _started:
-        owner, server, folder = _started.pop()
+        owner, server, folder = _started.popitem()[1]
         if owner == os.getpid():  # and no fork of it
             server.communicate()
             folder.cleanup()
-
-
-# ------------------------------------------------------------------------------ the small program
-
-
-def ask(at: str, arguments: list[str]) -> None:
-    """Have a fork run, and end as it does."""
-    import json
-
-    def hand_on(number: int, frame: object) -> None:
-        with suppress(ProcessLookupError):
-            (os.killpg if number == signal.SIGINT else os.kill)(pid, number)
-
-    signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)  # until there is who gets them
-    asked = {"arguments": arguments, "env": dict(os.environ), "folder": os.getcwd()}
-    data = json.dumps(asked).encode()
-    with socket.socket(socket.AF_UNIX) as server:
-        server.connect(at)
-        socket.send_fds(server, [len(data).to_bytes(4, "little")], [0, 1, 2])
-        server.sendall(data)
-        pid = int.from_bytes(server.recv(4), "little")
-        for number in HANDED_ON:
-            signal.signal(number, hand_on)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDED_ON)
-        code = os.waitstatus_to_exitcode(int.from_bytes(server.recv(4), "little"))
-    if code < 0:
-        with suppress(OSError):  # SIGKILL has no other way
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(code)
 
 
 # ---------------------------------------------------------------------- the process that is forked
@@ -109,19 +129,18 @@ class Fork:
     asker: socket.socket
 
 
-def serve(at: str) -> tuple[dict[str, Any], list[int]] | None:
+def serve(at: str, modules: list[str]) -> tuple[Any, list[int]] | None:
     """Fork for each who asks, until the input ends. Returns in a fork: what is asked, its streams.
 
     Signals are those of the fork from its first moment on: nobody knows it before.
     """
     import gc
-    import json
+    import importlib
     import selectors
 
-    import torch._dynamo  # by the first optimizer of a program
-    import torch.distributed.run
-    import torch.utils.data  # noqa: F401
-
+    for name in modules:
+        with suppress(ImportError):  # the test that needs it says so
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()  # else each fork goes through all of it when it ends
     listener = socket.socket(socket.AF_UNIX)
@@ -140,15 +159,18 @@ def serve(at: str) -> tuple[dict[str, Any], list[int]] | None:
                 return None
             if key.fileobj is listener:
                 asker, _ = listener.accept()
-                size, streams, _, _ = socket.recv_fds(asker, 4, 3)
+                size, streams, _, _ = socket.recv_fds(asker, 4, 250)
                 asked = asker.makefile("rb").read(int.from_bytes(size, "little"))
                 pid = os.fork()
                 if not pid:
                     os.setsid()
                     asker.sendall(os.getpid().to_bytes(4, "little"))
+                    selector.close()
                     for other in (asker, listener, *(one.asker for one in forks.values())):
                         other.close()
-                    return json.loads(asked), streams
+                    for one in forks.values():
+                        os.close(one.handle)
+                    return marshal.loads(asked), streams
                 for stream in streams:
                     os.close(stream)
                 fork = forks[pid] = Fork(pid, os.pidfd_open(pid), asker)
@@ -180,15 +202,15 @@ def kill(fork: Fork) -> None:
 # ------------------------------------------------------------------------------------- in the fork
 
 
-def become(asked: dict[str, Any], streams: list[int]) -> None:
+def become(asked: tuple[list[str], dict[str, str], str, list[int]], given: list[int]) -> None:
     """Be the program: this process ends as it does."""
     import warnings
 
-    arguments, env = asked["arguments"], asked["env"]
+    arguments, env, folder, numbers = asked
     os.environ.clear()
     os.environ.update(env)
     show(env.get(MARK, UNMARKED))
-    os.chdir(asked["folder"])
+    os.chdir(folder)
     unbuffered = bool(env.get("PYTHONUNBUFFERED"))
     while arguments[0] in ("-u", "-W"):
         if arguments.pop(0) == "-u":
@@ -196,7 +218,10 @@ def become(asked: dict[str, Any], streams: list[int]) -> None:
         else:
             sys.warnoptions.append(arguments[0])
             warnings.simplefilter(arguments.pop(0))  # type: ignore[arg-type]
-    stand(streams, unbuffered)
+    place(given, numbers)
+    for number in range(3):
+        stand(number, unbuffered, number in numbers)
+    start_as_asked()
     sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
     kind = arguments[0]
     first = "" if kind == "-c" else os.getcwd() if kind == "-m" else os.path.dirname(kind)
@@ -257,19 +282,35 @@ def end(code: int) -> None:
     os._exit(code & 255)
 
 
-def stand(streams: list[int], unbuffered: bool) -> None:
-    """Make these stdin, stdout and stderr."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        os.dup2(streams[number], number)
-        os.close(streams[number])
-        line = unbuffered or number == 2 or os.isatty(number)
-        errors = ("surrogateescape", "surrogateescape", "backslashreplace")[number]
-        mode = "w" if number else "r"
-        stream = open(number, mode, 1 if line else -1, "utf-8", errors, closefd=False)  # noqa: SIM115
-        if unbuffered and number:
-            stream.reconfigure(write_through=True)
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
+def place(given: list[int], numbers: list[int]) -> None:
+    """Give descriptors the numbers that they had."""
+    high = [out_of_the_way(one) for one in given]
+    for number in {0, 1, 2}.difference(numbers):
+        os.close(number)
+    for one, number in zip(high, numbers, strict=True):
+        os.dup2(one, number)
+        os.close(one)
+
+
+def out_of_the_way(one: int) -> int:
+    high = fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 300)
+    os.close(one)
+    return high
+
+
+def stand(number: int, unbuffered: bool, there: bool) -> None:
+    """Make a descriptor stdin, stdout or stderr."""
+    name, mode = ("stdin", "stdout", "stderr")[number], "w" if number else "r"
+    if not there:  # it was closed
+        setattr(sys, name, None)
+        return
+    line = unbuffered or number == 2 or os.isatty(number)
+    errors = "backslashreplace" if number == 2 else "surrogateescape"
+    stream = open(number, mode, 1 if line else -1, "utf-8", errors, closefd=False)  # noqa: SIM115
+    if unbuffered and number:
+        stream.reconfigure(write_through=True)
+    setattr(sys, name, stream)
+    setattr(sys, f"__{name}__", stream)
 
 
 def show(mark: str) -> None:
@@ -283,8 +324,5 @@ def show(mark: str) -> None:
     ctypes.memmove(begin + at, mark.encode(), len(UNMARKED))
 
 
-if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        ask(sys.argv[1], sys.argv[2:])
-    elif found := serve(sys.argv[1]):
-        become(*found)
+if __name__ == "__main__" and (found := serve(sys.argv[1], sys.argv[2:])):
+    become(*found)
