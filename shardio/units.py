@@ -26,6 +26,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class Summary:
+    """A result whose str is a summary of lines; a prompt shows the first of these."""
+
+    def __repr__(self) -> str:
+        return f"<{str(self).splitlines()[0]}>"
+
+
 def unexpected(name: str, value: Any, expected: str) -> OptionError:
     """Return the error of an option that has a wrong value, to be raised."""
     return OptionError(f"{name} is {printable(repr(value))}: expected {expected}")

@@ -32,7 +32,7 @@ from ..formats.sample import Schema
 from ..names import key_text
 from ..storage import local
 from ..storage.options import Storage
-from ..units import check_bool, show_count
+from ..units import Summary, check_bool, show_count
 from .given_values import Get, GivenValues, read_values
 from .place import Place, Workspace, data_root, find_place
 from .values_file import values_of, write_values
@@ -46,8 +46,8 @@ _LOOKED = 1000  # arrays that keep their values, with which others are compared
 _ALIKE = 0.8  # of names of fields, by difflib: caption and captoin are
 
 
-@dataclass
-class Annotated:
+@dataclass(repr=False)
+class Annotated(Summary):
     """The result of one call of `annotate`; as str, a summary."""
 
     out: str
@@ -59,9 +59,6 @@ class Annotated:
     unknown: list[str] = field(default_factory=list)  # keys that no record has
     versions: dict[str, str] = field(default_factory=dict)  # the new ones, by split
     dry_run: bool = False
-
-    def __repr__(self) -> str:
-        return f"<{str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
         would, shown = "would be " if self.dry_run else "", printable(self.out, 4096)

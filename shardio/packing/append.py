@@ -18,7 +18,7 @@ from ..formats import manifest
 from ..formats.version import SourceNotes, load_sources
 from ..names import key_text
 from ..storage.options import Storage
-from ..units import check_bool, refuse_options, show_count, show_size
+from ..units import Summary, check_bool, refuse_options, show_count, show_size
 from .grow import (
     PLAIN,
     Call,
@@ -42,8 +42,8 @@ from .versions import version_lines
 _CHOICES = ("error", "skip", "replace")
 
 
-@dataclass
-class Appended:
+@dataclass(repr=False)
+class Appended(Summary):
     """The result of one call of `append`; as str, a summary."""
 
     out: str
@@ -61,9 +61,6 @@ class Appended:
     dry_run: bool = False
     part: tuple[int, int] | None = None  # only this one was built, and of how many; not committed
     planned: bool = False  # only the plan was made
-
-    def __repr__(self) -> str:
-        return f"<{str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
         verb, size = "appended", f", {show_size(self.bytes)}"

@@ -52,7 +52,7 @@ from ..storage.location import local_path, locate
 from ..storage.memory import MemoryLocation
 from ..storage.options import Storage
 from ..storage.remote import RemoteLocation
-from ..units import check_bool, check_group, show_count, show_size
+from ..units import Summary, check_bool, check_group, show_count, show_size
 from . import journal, output_dir, scan_notes
 from .options import PackOptions
 from .parts import Announce, PartOptions, show_closing
@@ -75,8 +75,8 @@ _SHOWN = 10  # names of files that are told
 _SIDECAR = re.compile(r"\d{5,}-[0-9a-f]{8}\.index")
 
 
-@dataclass
-class Indexed:
+@dataclass(repr=False)
+class Indexed(Summary):
     """The result of one call of `index`; as str, a summary of lines."""
 
     out: str
@@ -106,9 +106,6 @@ class Indexed:
     dry_run: bool = False
     rejected: list[tuple[str, str]] = field(default_factory=list)  # images left out: key, reason
     rejected_before: int = 0  # files that were left out before, and are as they were
-
-    def __repr__(self) -> str:
-        return f"<{str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
         rate = self.bytes / max(self.seconds, 1e-9) / 1e6

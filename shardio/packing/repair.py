@@ -45,7 +45,7 @@ from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate
 from ..storage.lock import JOURNAL
 from ..storage.options import Storage
-from ..units import check_group, show_count, show_size
+from ..units import Summary, check_group, show_count, show_size
 from . import journal, output_dir, rebuild
 from .process_pool import Progress, Report, processes, run
 from .salvage import Damaged, Piece, find, index_of, read, sample_of, why_lost
@@ -78,8 +78,8 @@ class Lost:
         return f"{printable(self.shard)}: {what}{key}: {self.why}"
 
 
-@dataclass
-class Repaired:
+@dataclass(repr=False)
+class Repaired(Summary):
     """The result of one call of `repair`; as str, a summary of lines."""
 
     out: str
@@ -94,9 +94,6 @@ class Repaired:
     same: bool = True  # as it was packed: the same bytes, manifests included
     notes: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)  # the new ones, by split
-
-    def __repr__(self) -> str:
-        return f"<{str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
         records = [one for one in self.lost if one.field is None]
