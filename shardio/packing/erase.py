@@ -225,24 +225,19 @@ class Erasing:
         with contextlib.closing(open_shard(one.format, opening, part.info)) as shard:
             assert isinstance(shard, RecordShard)
             gone, blobs = {*records.tolist()}, 0
-            schema, id_ = one.stored_schema, one.dataset_id
-            writer = ShardWriter(
-                folder, token, schema, id_, part.number, one.format, version=ERASED
-            )
-            try:
+
+            own = folder, token, one.stored_schema, one.dataset_id, part.number, one.format
+            with ShardWriter(*own, version=ERASED) as writer:
                 for record, stored in enumerate(shard.stored(0, shard.records)):
                     if record in gone:
                         _, length, head = FRAME.unpack_from(stored)
                         blobs += max(0, min(length, len(stored)) - head)  # whatever it says
                     writer.write_stored(None if record in gone else stored)
-                    writer.flush()
                 hashes = shard.key_hashes.copy()
                 hashes[records] = 0
                 writer.index_as(hashes.tolist(), dict(_columns(shard, records)))
                 new = writer.finish()
                 writer.commit(new.name)
-            finally:
-                writer.discard()
         return new, blobs
 
 

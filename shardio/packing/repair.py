@@ -622,18 +622,15 @@ def _write(task: _Task, found: Mapping[int, Piece], index: RecordShard | None) -
     version = ERASED if len(found) < info.records else 0
     kinds = {name: kind for name, kind in schema.fields if kind in SCALARS}
     hashes, columns = list[int](), {name: list[Any]() for name in kinds}
-    seed, token = seed_of(task.id, info.number), local.token()
-    writer = ShardWriter(
-        task.folder, token, schema, task.id, info.number, task.format, version=version
-    )
-    try:
+    seed = seed_of(task.id, info.number)
+    own = task.folder, local.token(), schema, task.id, info.number, task.format
+    with ShardWriter(*own, version=version) as writer:
         for record in range(info.records):
             piece, stored, sample = found.get(record), None, dict[str, Any]()
             if piece is not None:
                 stored = _read(piece, record, seed)
                 sample = sample_of(stored, schema)
             writer.write_stored(stored)
-            writer.flush()
             hashes.append(key_hash(sample[KEY]) if sample else 0)
             for name, values in columns.items():
                 values.append(sample.get(name))
@@ -649,8 +646,6 @@ def _write(task: _Task, found: Mapping[int, Piece], index: RecordShard | None) -
             new = replace(new, name=overlay_name(new.number, new.sha256))
         writer.commit(new.name)
         return new
-    finally:
-        writer.discard()
 
 
 def _read(piece: Piece, record: int, seed: int) -> bytes:

@@ -67,8 +67,7 @@ def write_values(
     SampleError, StorageError.
     """
     schema = overlay_schema(beside.field, beside.kind)
-    writer = ShardWriter(folder, local.token(), schema, dataset_id, number)
-    try:
+    with ShardWriter(folder, local.token(), schema, dataset_id, number) as writer:
         for record, value in values:
             try:
                 writer.write({KEY: b"%d" % record, ROW: record, beside.field: value})
@@ -83,5 +82,3 @@ def write_values(
         fresh += [] if os.path.lexists(path) else [path]
         writer.commit(info.name)
         return info
-    finally:
-        writer.discard()
