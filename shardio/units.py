@@ -50,6 +50,14 @@ def check_int(name: str, value: Any, least: int = 1, most: int = (1 << 62) - 1) 
     return number
 
 
+def check_choice(name: str, value: Any, *choices: str | None) -> None:
+    """Check an option that is one of some words; None may be one of them. Raises OptionError."""
+    if value not in choices:
+        first, *more = (repr(one) for one in reversed(choices) if one is not None)
+        words = f"{', '.join(reversed(more))} or {first}" if more else first
+        raise OptionError(f"{name} is {printable(repr(value))}; expected {words}")
+
+
 def check_fields(options: Any, **bounds: tuple[int, ...]) -> None:
     """Check that fields are integers within bounds, and turn numpy's into Python's.
 

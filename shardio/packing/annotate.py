@@ -32,7 +32,7 @@ from ..formats.sample import Schema
 from ..names import key_text
 from ..storage import local
 from ..storage.options import Storage
-from ..units import Summary, check_bool, show_count
+from ..units import Summary, check_bool, check_choice, show_count
 from .given_values import Get, GivenValues, read_values
 from .place import Place, Workspace, data_root, find_place
 from .values_file import values_of, write_values
@@ -134,7 +134,8 @@ def annotate(
     OptionError, SourceError, SampleError, BusyError, NotPackedError, DamageError.
     """
     check_bool(dry_run=dry_run)
-    _check_choices(missing, unknown)
+    check_choice("missing", missing, "error", "none")
+    check_choice("unknown", unknown, "error", "ignore")
     top, data = find_place(path, storage), data_root(storage)
     if remove is not None:
         if (table, fields, key) != (None, None, None):
@@ -184,14 +185,6 @@ def annotate(
                 new = commit(one.place, one.before, after, "annotate", count, {})
                 done.versions[one.split] = new.version_id
     return done
-
-
-def _check_choices(missing: str, unknown: str) -> None:
-    for option, value, other in (("missing", missing, "none"), ("unknown", unknown, "ignore")):
-        if value not in ("error", other):
-            raise OptionError(
-                f"{option} is {printable(repr(value))}; expected 'error' or {other!r}"
-            )
 
 
 def _remove(top: Place, names: list[str], dry_run: bool) -> Annotated:

@@ -18,7 +18,7 @@ from ..formats import manifest
 from ..formats.version import SourceNotes, load_sources
 from ..names import key_text
 from ..storage.options import Storage
-from ..units import Summary, check_bool, refuse_options, show_count, show_size
+from ..units import Summary, check_bool, check_choice, refuse_options, show_count, show_size
 from .grow import (
     PLAIN,
     Call,
@@ -38,8 +38,6 @@ from .parts import Announce, PartOptions
 from .place import Place
 from .process_pool import Executor, Progress
 from .versions import version_lines
-
-_CHOICES = ("error", "skip", "replace")
 
 
 @dataclass(repr=False)
@@ -145,11 +143,7 @@ def append(
     """
     began = time.monotonic()
     check_bool(dry_run=dry_run, plan=plan, restart=restart, check_images=check_images)
-    if on_duplicate not in _CHOICES:
-        raise OptionError(
-            f"on_duplicate is {printable(repr(on_duplicate))}; expected 'error', 'skip' or "
-            "'replace'"
-        )
+    check_choice("on_duplicate", on_duplicate, "error", "skip", "replace")
     share = PartOptions(part=part, parts=parts, stagger_s=stagger_s)
     if plan and part is not None:
         raise OptionError("part: a plan is of all parts; give it to `shardio append` without plan")

@@ -30,7 +30,7 @@ from ..storage import local
 from ..storage.base import Location
 from ..storage.local import LocalDirectory
 from ..storage.options import Storage
-from ..units import check_bool, check_int, show_count, show_size
+from ..units import check_bool, check_choice, check_int, show_count, show_size
 from . import journal
 from .erase import Erasing, choose, erased_numbers
 from .grow import some
@@ -184,8 +184,7 @@ def drop(
         raise OptionError("drop: max_pixels and jobs go with damaged, which decodes all images")
     if restart and not erase:
         raise OptionError("restart: without erase, unfinished work stays as it is; leave it out")
-    if missing not in ("error", "ignore"):
-        raise OptionError(f"missing is {printable(repr(missing))}; expected 'error' or 'ignore'")
+    check_choice("missing", missing, "error", "ignore")
     top, data = find_place(path, storage), data_root(storage)
     wanted = None if keys is None else check_keys("keys", keys)
     chosen = where if isinstance(where, Mapping) or where is None else conditions(where)

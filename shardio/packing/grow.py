@@ -39,7 +39,7 @@ from ..order.subset import describe_conditions
 from ..storage import lock
 from ..storage.location import local_path, locate_target
 from ..storage.options import Storage
-from ..units import check_group, show_count
+from ..units import check_choice, check_group, show_count
 from . import journal, output_dir, reencode, sources
 from .built import Built
 from .earlier_plan import earlier_plans, refuse_others
@@ -302,8 +302,7 @@ def grow(source: PathLike, out: PathLike, call: Call) -> Growth:
     All records of the source are listed, with the numbers that its classes have in the dataset.
     Where `append` planned ahead, nothing is listed.
     """
-    if call.on_error not in ("raise", "skip"):
-        raise OptionError(f"on_error is {call.on_error!r}; expected 'raise' or 'skip'")
+    check_choice("on_error", call.on_error, "raise", "skip")
     check_executor(call.executor)
     here = SourceOptions() if call.read is None else call.read
     top = place_at(

@@ -52,7 +52,7 @@ from ..storage.location import local_path, locate
 from ..storage.memory import MemoryLocation
 from ..storage.options import Storage
 from ..storage.remote import RemoteLocation
-from ..units import Summary, check_bool, check_group, show_count, show_size
+from ..units import Summary, check_bool, check_choice, check_group, show_count, show_size
 from . import journal, output_dir, scan_notes
 from .options import PackOptions
 from .parts import Announce, PartOptions, show_closing
@@ -239,8 +239,7 @@ def index(
     DamageError, StorageError, ExistsError, BusyError.
     """
     check_bool(overwrite=overwrite, checksum=checksum, forget=forget, dry_run=dry_run)
-    if gone not in (None, "drop"):
-        raise OptionError(f"gone is {printable(repr(gone))}; expected 'drop'")
+    check_choice("gone", gone, None, "drop")
     check_executor(executor)
     storage = check_group("storage", storage, Storage)
     chosen = PartOptions(part=part, parts=parts, stagger_s=stagger_s).begun(announce)
@@ -283,8 +282,7 @@ def _skips(on_error: str, found: Found, part: object, folder: str) -> bool:
 
     Raises OptionError, ExistsError where a user's list of them is in the folder of the index.
     """
-    if on_error not in ("raise", "skip"):
-        raise OptionError(f"on_error is {printable(repr(on_error))}; expected 'raise' or 'skip'")
+    check_choice("on_error", on_error, "raise", "skip")
     if on_error == "skip" and found.listing is None:
         raise OptionError(
             f"{printable(found.root)}: --on-error skip goes with a folder of images; a file of "

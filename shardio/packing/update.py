@@ -25,7 +25,7 @@ from ..formats.sample import Sample
 from ..formats.version import NONE, SourceNotes, load_sources
 from ..names import KEY
 from ..storage.options import Storage
-from ..units import Summary, check_bool, refuse_options, show_count, show_size
+from ..units import Summary, check_bool, check_choice, refuse_options, show_count, show_size
 from . import process_pool
 from .grow import (
     PLAIN,
@@ -47,7 +47,6 @@ from .versions import version_lines
 _PIECE = 256  # files, or
 _TOLD = 64  # files between two looks at whether to stop
 _PIECE_BYTES = 32 << 20  # bytes that one process reads and compares at a time
-_CHOICES = (None, "drop", "keep")
 
 
 @dataclass(repr=False)
@@ -137,8 +136,7 @@ def update(
     check_bool(assume_unchanged=assume_unchanged, check_images=check_images)
     if checksum and assume_unchanged:
         raise OptionError("--checksum compares all files, --assume-unchanged none: give one")
-    if gone not in _CHOICES:
-        raise OptionError(f"gone is {printable(repr(gone))}; expected 'drop' or 'keep'")
+    check_choice("gone", gone, None, "drop", "keep")
     told = dry_run, progress, announce
     call = Call(
         read, jobs, on_error, restart, *told, to=to, work_dir=work_dir, check_images=check_images
