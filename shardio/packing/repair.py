@@ -35,7 +35,7 @@ from ..formats import PACKED, manifest, open_shard
 from ..formats.base import Opening, Overlay, ShardInfo
 from ..formats.index import SCALARS, key_hash
 from ..formats.manifest import GROWN, MANIFEST, SPLITS, Commit, Manifest, Successor, overlay_name
-from ..formats.overlay import ROW, files_of_shard, open_values, rows_and_values, rows_of
+from ..formats.overlay import ROW, files_of_shard, rows_of
 from ..formats.record import ERASED, RecordShard, erased_in, seed_of
 from ..formats.version import Numbers, load_excluded, load_sources
 from ..names import KEY, from_file_name, key_text
@@ -50,7 +50,7 @@ from . import journal, output_dir, rebuild
 from .process_pool import Progress, Report, processes, run
 from .salvage import Damaged, Piece, find, index_of, read, sample_of, why_lost
 from .shard_writer import ShardWriter
-from .values_file import write_values
+from .values_file import write_values, write_without
 from .versions import commit_time, version_lines, with_excluded
 
 LOST = "lost.jsonl"
@@ -125,7 +125,7 @@ class _Mended(NamedTuple):
     """What became of one file."""
 
     info: ShardInfo | None  # of the new one; None: nothing was left of a file of values
-    way: int  # 0: it was whole, 1: it came from the copy, 2: it was written anew
+    counter: str  # of Repaired: "whole", "copied" or "written"
     lost: list[tuple[int | None, str | None, str]]  # records, keys, and why
 
 
@@ -183,14 +183,12 @@ class _Dataset:
 
     def tasks(self) -> Iterator[_Task]:
         """Yield a task for each shard, and then for each file of values."""
-        one, opening, stop = self.one, self.one.opening(self.index), 0
+        one, opening = self.one, self.one.opening(self.index)
+        reader = Reader(self.index, one, excluded=self.excluded)
         followed = {new.sha256 for new in one.erased.values()}
         values = list[_Task]()
         for number in range(one.shards):
-            info, start = one.shard(number), stop
-            stop += info.records
-            bounds = np.searchsorted(self.excluded, [start, stop])
-            dropped = self.excluded[slice(*bounds)] - start
+            info, dropped = one.shard(number), reader.dropped_in(number)
             says = number, one.dataset_id, one.stored_schema.fields
             own = [info.name, *(claim.name for claim in self.claims if claim.says == says)]
             theirs = [info.name]
@@ -404,9 +402,7 @@ def _mend_all(one: _Dataset, jobs: int, report: Report, done: Repaired) -> _File
     found = _Files([], {beside.field: {} for beside in before.overlays}, [], [])
     with contextlib.closing(run(_mend, tasks, jobs=jobs, report=report)) as results:
         for task, mended in zip(tasks, results, strict=True):
-            done.whole += mended.way == 0
-            done.copied += mended.way == 1
-            done.written += mended.way == 2
+            vars(done)[mended.counter] += 1
             number, named = task.info.number, None if task.beside is None else task.beside.field
             shard = before.shard(number).name
             found.lost.extend(Lost(key, shard, at, named, why) for at, key, why in mended.lost)
@@ -431,23 +427,16 @@ def _leave_out_values(one: _Dataset, found: _Files) -> None:
             continue
         stored = open_shard(after.format, replace(opening, overlays=()), info)
         with contextlib.closing(stored):
-            gone = {*erased_in(stored).tolist()}
-        kept = dict[str, list[ShardInfo]]()
+            gone = erased_in(stored)
         for old, here, file in files_of_shard(opening, number):
-            infos = kept.setdefault(old.field, [])
-            with contextlib.closing(open_values(here, file, PACKED["record"].open)) as values:
-                pairs = [*rows_and_values(values, info.records)]
-            left = [(row, value) for row, value in pairs if row not in gone]
-            if len(left) == len(pairs):
-                infos.append(file)
+            new, count = write_without(one.folder, here, old, file, info, gone)
+            if not count:
                 continue
             local.remove(os.path.join(one.folder, file.name))
-            if left:
-                infos.append(write_values(one.folder, one.one.dataset_id, old, number, left, []))
-        for name, infos in kept.items():
-            found.values[name] = {**found.values[name], number: tuple(infos)}
-            if not infos:
-                del found.values[name][number]
+            infos = found.values[old.field].pop(number)
+            left = (new if other == file else other for other in infos)  # the newest last
+            if infos := tuple(info for info in left if info is not None):
+                found.values[old.field][number] = infos
 
 
 def _build(one: _Dataset, jobs: int, report: Report, done: Repaired) -> tuple[Manifest, bytes]:
@@ -522,7 +511,7 @@ def _mend(task: _Task, add: Callable[[int], None]) -> _Mended:
     for location, name, is_copy in task.places:
         if any(_copied(task, location, name) for _ in range(_AGAIN if location.remote else 1)):
             add(task.info.size)
-            return _Mended(task.info, int(is_copy), [])
+            return _Mended(task.info, "copied" if is_copy else "whole", [])
     files: dict[str, Damaged | None] = {}
     with contextlib.ExitStack() as opened:
         for location, name, _ in task.places:
@@ -605,7 +594,7 @@ def _rewritten(task: _Task, files: Mapping[str, Damaged | None]) -> _Mended:
         for record in range(info.records)
         if record not in found and record not in hidden
     ]
-    return _Mended(new, 2, lost)
+    return _Mended(new, "written", lost)
 
 
 def _key(shards: Sequence[RecordShard], record: int) -> str | None:
@@ -691,7 +680,7 @@ def _rewritten_values(
         hidden = {*task.dropped.tolist()}
         lost += [(row, None, why) for row in gone if row not in hidden]
     if not values:
-        return _Mended(None, 2, lost)
+        return _Mended(None, "written", lost)
     pairs = sorted(values.items())
     new = write_values(task.folder, task.id, task.beside, info.number, pairs, [])
-    return _Mended(new, 2, lost)
+    return _Mended(new, "written", lost)

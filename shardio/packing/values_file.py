@@ -9,7 +9,10 @@ import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
+from itertools import compress
 from typing import Any
+
+import numpy as np
 
 from ..errors import SampleError
 from ..formats import PACKED
@@ -21,8 +24,10 @@ from ..formats.overlay import (
     open_values,
     overlay_schema,
     rows_and_values,
+    rows_of,
 )
 from ..formats.sample import Schema
+from ..formats.version import Numbers
 from ..names import KEY
 from ..storage import local
 from .shard_writer import ShardWriter
@@ -50,6 +55,25 @@ def values_of(
                 opened.callback(file.close)
                 files.append(rows_and_values(file, records))
         yield files
+
+
+def write_without(
+    folder: str, here: Opening, beside: Overlay, info: ShardInfo, shard: ShardInfo, gone: Numbers
+) -> tuple[ShardInfo | None, int]:
+    """Write a file of values of a shard anew, without those of some records.
+
+    Returns what the manifest says of the file then, and how many went: of none, the file stays as
+    it is; of all, there is none (None). Raises DamageError, StorageError.
+    """
+    with contextlib.closing(open_values(here, info, PACKED["record"].open)) as file:
+        left = np.isin(rows_of(file, shard.records), gone, invert=True).tolist()
+        if all(left):
+            return info, 0
+        pairs = compress(rows_and_values(file, shard.records), left)
+        new = None
+        if any(left):
+            new = write_values(folder, here.dataset_id, beside, shard.number, pairs, [])
+        return new, left.count(False)
 
 
 def write_values(
