@@ -29,7 +29,7 @@ from ..errors import (
     there_are,
 )
 from ..formats import manifest, sha256
-from ..formats.foreign.base import MAGIC, SUFFIX, sidecar_name
+from ..formats.foreign.base import MAGIC, has_sidecar_name, sidecar_name
 from ..formats.manifest import GROWN, MANIFEST, Commit, Manifest
 from ..formats.overlay import has_overlay_name, rows_that_differ
 from ..formats.record import MAGIC as RECORDS
@@ -175,20 +175,9 @@ def files_of(one: Manifest) -> set[str]:
     return named | {side.name for side in (one.excluded, one.sources) if side is not None}
 
 
-def is_sidecar(folder: str, name: str) -> bool:
-    """Return whether a file lies beside a manifest that named it, by its name and first bytes."""
-    magic = sidecar_magic(name)
-    return magic is not None and _begins(LocalDirectory(folder), name, magic)
-
-
 def is_overlay(folder: str, name: str) -> bool:
     """Return whether a file is one of a field's values, by its name and its first bytes."""
     return has_overlay_name(name) and _begins(LocalDirectory(folder), name, RECORDS)
-
-
-def is_kept(folder: str, name: str) -> bool:
-    """Return whether a file keeps the manifest of an older version, by its name and its bytes."""
-    return _keeps(LocalDirectory(folder), name)
 
 
 def is_ours(index: Location, name: str) -> bool:
@@ -204,7 +193,7 @@ def is_ours(index: Location, name: str) -> bool:
                 return _begins(index, name, RECORDS)
         return False
     magic = RECORDS if has_overlay_name(name) else sidecar_magic(name)
-    if name.endswith(SUFFIX):  # of the index of a foreign shard
+    if has_sidecar_name(name):  # of the index of a foreign shard
         magic = MAGIC
     return _keeps(index, name) if magic is None else _begins(index, name, magic)
 
@@ -339,9 +328,7 @@ def diff(
     where one version was compacted and the other was not. Raises OptionError, NotPackedError,
     DamageError.
     """
-    index, data = locate(path, storage), None
-    if storage is not None and storage.root is not None:
-        data = locate(storage.root, storage)
+    index, data = locate(path, storage), data_root(storage)
     before, after = load_version(index, old), load_version(index, new)
     readers = Reader(index, before, root=data), Reader(index, after, root=data)
     if before.dataset_id != after.dataset_id:  # compacted in between: no record is at its place
