@@ -25,9 +25,7 @@ from ..errors import OptionError, printable, there_are
 from ..formats import manifest
 from ..formats.base import Opening, Overlay, ShardInfo
 from ..formats.manifest import Manifest
-from ..formats.overlay import (
-    newest_of,
-)
+from ..formats.overlay import newest_of
 from ..formats.sample import Schema
 from ..names import key_text
 from ..storage import local
@@ -36,7 +34,7 @@ from ..units import Summary, check_bool, check_choice, show_count
 from .given_values import Get, GivenValues, read_values
 from .place import Place, Workspace, data_root, find_place
 from .values_file import values_of, write_values
-from .versions import changing, commit, keys_text, version_lines
+from .versions import changing_all, commit, keys_text, version_lines
 
 _SHOWN = 10  # keys that are named
 # A file of values before is written anew with the new ones if it has at most so many times as many.
@@ -159,10 +157,8 @@ def annotate(
                 f"{given.shown}: it has no keys, and {shown} has splits "
                 f"{', '.join(map(printable, datasets))}; give the path of one of them"
             )
-        for split, place in datasets.items():
-            index = place.location
-            before = manifest.load(index) if dry_run else owners.enter_context(changing(place))
-            reader = Reader(index, before, root=data)
+        for split, place, before in changing_all(top, owners, dry_run):
+            reader = Reader(place.location, before, root=data)
             places = _in_order(reader, given) if given.keys is None else _by_key(reader, given)
             if given.keys is not None:
                 seen |= {given.keys[row] for rows in places.values() for row in rows.values()}
@@ -191,12 +187,7 @@ def _remove(top: Place, names: list[str], dry_run: bool) -> Annotated:
     """Take the annotated values of fields away. Raises OptionError where there are none."""
     done = Annotated(top.url, dry_run=dry_run, removed=names)
     with contextlib.ExitStack() as owners:
-        work = [
-            (split, place, manifest.load(place.location))
-            if dry_run
-            else (split, place, owners.enter_context(changing(place)))
-            for split, place in top.datasets().items()
-        ]
+        work = [*changing_all(top, owners, dry_run)]
         annotated = {beside.field for *_, before in work for beside in before.overlays}
         packed = {name for *_, before in work for name in before.stored_schema.names}
         for name in names or [""]:

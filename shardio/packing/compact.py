@@ -444,12 +444,10 @@ def _replace_shards(one: _Work, job: Job, newest: Manifest, done: Compacted) -> 
         blob_bytes=sum(built.blob_bytes for built in job.built),
         overlays=overlays,
     )
-    after, files = with_excluded(after, np.flatnonzero(np.isin(one.numbers, dropped)))
     if (notes := load_sources(index, newest)) is not None:
         notes = notes.grown(newest.stored_records)
         notes = SourceNotes(notes.sizes[one.numbers], notes.times[one.numbers])
-        side, data = notes.dump(plan.dataset_id)
-        after, files = replace(after, sources=side), {**files, side.name: data}
+    after, files = with_excluded(after, np.flatnonzero(np.isin(one.numbers, dropped)), notes)
     changes = {"left out": one.left_out}
     done.versions[one.split] = commit(one.place, newest, after, COMMAND, changes, files).version_id
     done.shards += len(infos)

@@ -40,7 +40,7 @@ from .process_pool import Progress, Report, processes
 from .sources.base import Problem
 from .unfinished import Unfinished, unfinished_with
 from .verify import Damage, FoundDamage, find_damage
-from .versions import changing, check_keys, commit, keys_text, version_lines, with_excluded
+from .versions import changing_all, check_keys, commit, keys_text, version_lines, with_excluded
 
 
 @dataclass
@@ -192,9 +192,8 @@ def drop(
     looked = _find_damage(done, top, data, max_pixels, jobs, progress) if damaged else {}
     with resumable(), contextlib.ExitStack() as owners:
         work, seen, erased = list[_Work](), set[bytes](), 0
-        for split, place in top.datasets().items():
+        for split, place, before in changing_all(top, owners, dry_run):
             index = place.location
-            before = manifest.load(index) if dry_run else owners.enter_context(changing(place))
             reader = Reader(index, before, root=data)
             old, gone = reader.dropped, erased_numbers(reader)
             # What is dropped is looked at again where its bytes are still to go.

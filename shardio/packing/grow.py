@@ -602,11 +602,9 @@ def _add_shards(
     one.place.add(one.work, [info.name for info in infos])
     after = manifest.extended(newest, infos, sum(shard.blob_bytes for shard in built), one.classes)
     dropped = load_excluded(one.place.location, newest)
-    after, files = with_excluded(after, np.union1d(dropped, one.gone))
     if (known := notes(one, after.stored_records)) is not None:
-        gone = erased_numbers(Reader(one.place.location, newest))
-        side, data = known.without(gone).dump(after.dataset_id)
-        after, files = replace(after, sources=side), {**files, side.name: data}
+        known = known.without(erased_numbers(Reader(one.place.location, newest)))
+    after, files = with_excluded(after, np.union1d(dropped, one.gone), known)
     added = sum(info.records for info in infos)
     _list_left_out(one)
     new = commit(one.place, newest, after, command, changes(one, added), files)

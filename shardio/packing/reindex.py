@@ -298,14 +298,11 @@ def commit_again(
     options = after.options if found.listing is not None else before.options | after.options
     after = replace(after, schema=_schema(before, after), options=options)
     after, numbers = _carried(again, after, folder, how.forget)
-    after, files = with_excluded(after, numbers)
     noted = zip(found.sizes, found.marks, strict=True)
     sizes = np.array([size if mark else -1 for size, mark in noted], np.int64)
     times = np.array([*map(_mark, found.marks)], np.int64)
-    side, data = SourceNotes(sizes, times).dump(after.dataset_id)
-    after = replace(after, sources=side)
-    changes = _changes(again, after)
-    return commit(folder, before, after, "index", changes, files | {side.name: data}), left_out
+    after, files = with_excluded(after, numbers, SourceNotes(sizes, times))
+    return commit(folder, before, after, "index", _changes(again, after), files), left_out
 
 
 def _leave_out(again: Again, folder: str, scanned: list[Scanned]) -> None:

@@ -462,15 +462,12 @@ def _build(one: _Dataset, jobs: int, report: Report, done: Repaired) -> tuple[Ma
         blob_bytes=max(0, before.blob_bytes - before.size + sum(one.size for one in found.shards)),
         overlays=tuple(overlays),
         erased=erased,
-        sources=before.sources if notes is not None else None,
+        sources=None,
         digest="",
     )
     gone = np.array(found.gone, np.int64)
-    after, files = with_excluded(after, np.union1d(one.excluded, gone))
-    if notes is not None:
-        side, data = notes.dump(before.dataset_id)
-        files[side.name] = data
-    elif before.sources is not None:
+    after, files = with_excluded(after, np.union1d(one.excluded, gone), notes)
+    if notes is None and before.sources is not None:
         one.notes.append("what `update` knows of the files is lost: the next one reads all of them")
     for name, data in files.items():
         local.write_file(one.folder, name, data)

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -37,6 +36,7 @@ from .grow import (
     leave_out_rejected,
     note_new,
 )
+from .journal import equal
 from .options import ADVICE, PackOptions, PathLike, SourceOptions
 from .parts import Announce
 from .plan import cut
@@ -324,7 +324,7 @@ class _Found:
         kept = there.pop("original", None) if "original" not in ours else None
         if kept is not None:
             there["image"] = kept
-        return all(_equal(value, ours.get(name)) for name, value in there.items() if name != KEY)
+        return all(equal(value, ours.get(name)) for name, value in there.items() if name != KEY)
 
     def choose(self, keep: bool) -> None:
         """Take what is to be packed, and what is to go. keep: what is gone from the source stays"""
@@ -340,12 +340,6 @@ class _Found:
         """Return the counts of a commit that added so many records."""
         replaced = len(self.split.gone) - self._dropped
         return {"added": added, "replaced": replaced, "dropped": self._dropped}
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return np.array_equal(one, other)
-    return bool(one == other)
 
 
 def _noted(found: dict[str, _Found], one: Split, records: int) -> SourceNotes | None:

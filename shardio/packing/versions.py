@@ -38,6 +38,7 @@ from ..formats.version import (
     NONE,
     TAGS,
     Numbers,
+    SourceNotes,
     changed_since,
     check_tag,
     dump_excluded,
@@ -126,12 +127,33 @@ def commit_time() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def with_excluded(one: Manifest, numbers: Numbers) -> tuple[Manifest, dict[str, bytes]]:
-    """Return a manifest of which just these records are dropped, and the file that it names."""
-    if not len(numbers):
-        return replace(one, excluded=None), {}
-    side, data = dump_excluded(one.dataset_id, numbers)
-    return replace(one, excluded=side), {side.name: data}
+def with_excluded(
+    one: Manifest, numbers: Numbers, notes: SourceNotes | None = None
+) -> tuple[Manifest, dict[str, bytes]]:
+    """Return a manifest of which just these records are dropped, and the files that it names.
+
+    notes: of the files that records were packed of; None: those that it names stay.
+    """
+    one, files = replace(one, excluded=None), dict[str, bytes]()
+    if len(numbers):
+        side, files[side.name] = dump_excluded(one.dataset_id, numbers)
+        one = replace(one, excluded=side)
+    if notes is not None:
+        side, files[side.name] = notes.dump(one.dataset_id)
+        one = replace(one, sources=side)
+    return one, files
+
+
+def changing_all(
+    top: Place, owners: contextlib.ExitStack, dry_run: bool = False
+) -> Iterator[tuple[str, Place, Manifest]]:
+    """Yield the datasets in a place: split, place and manifest, owned as `changing` does.
+
+    Until `owners` ends; of a dry run nobody owns them.
+    """
+    for split, place in top.datasets().items():
+        found = manifest.load(place.location) if dry_run else owners.enter_context(changing(place))
+        yield split, place, found
 
 
 def version_lines(versions: Mapping[str, str]) -> list[str]:
@@ -447,8 +469,7 @@ def tag(
     top, name = find_place(path, storage), check_tag(name)
     done, work, known = Log(), list[tuple[Place, Stored | None, dict[str, str]]](), dict[str, str]()
     with contextlib.ExitStack() as owners:
-        for split, place in top.datasets().items():
-            owners.enter_context(changing(place))
+        for split, place, _ in changing_all(top, owners):
             old = None
             with contextlib.suppress(FileNotFoundError):
                 old = place.stored(TAGS)
@@ -507,8 +528,7 @@ def restore(path: str | os.PathLike[str], version: str, *, storage: Storage | No
     top, data, done = find_place(path, storage), data_root(storage), Log()
     with contextlib.ExitStack() as owners:
         work = []
-        for split, place in top.datasets().items():
-            newest = owners.enter_context(changing(place))
+        for split, place, newest in changing_all(top, owners):
             with _naming_all(top, split):
                 old = _restorable(place.location, data, newest, version)
             old = replace(old, erased=newest.erased)  # what was said then may be wrong by now
