@@ -25,14 +25,7 @@ from ..formats.erased import after_erasing
 from ..formats.manifest import Manifest, Successor
 from ..formats.overlay import files_of_shard
 from ..formats.record import ERASED, FRAME, RecordShard, erased_in
-from ..formats.version import (
-    NONE,
-    Numbers,
-    history,
-    load_excluded,
-    load_sources,
-    load_tags,
-)
+from ..formats.version import NONE, Numbers, history, load_excluded, load_sources, load_tags
 from ..storage import local
 from .place import Place
 from .process_pool import Report

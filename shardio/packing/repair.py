@@ -23,14 +23,7 @@ import numpy as np
 
 from .._version import __version__
 from ..dataset.reader import Reader
-from ..errors import (
-    BusyError,
-    DamageError,
-    ExistsError,
-    OptionError,
-    StorageError,
-    printable,
-)
+from ..errors import BusyError, DamageError, ExistsError, OptionError, StorageError, printable
 from ..formats import PACKED, manifest, open_shard
 from ..formats.base import Opening, Overlay, ShardInfo
 from ..formats.index import SCALARS, key_hash
