@@ -125,17 +125,14 @@ def _plain(rows: Rows, ahead: bool) -> Plain:
     plain: Plain = {"keys": rows.keys, "sizes": rows.sizes, "mtimes": rows.mtimes}
     if ahead and rows.source is not None:
         piece = rows.source.piece(np.array(rows.places, np.int64))
-        shared = [name for name in plain if name in piece and equal(plain[name], piece[name])]
+        shared = [name for name in plain if name in piece and _equal(plain[name], piece[name])]
         own = {name: value for name, value in piece.items() if name not in shared}
         plain["source"] = {"own": own, "shared": shared}
     return plain
 
 
-def equal(one: Any, other: Any) -> bool:
-    """Return whether two values of a field are the same."""
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return np.array_equal(one, other)
-    return bool(one == other)
+def _equal(one: Any, other: Any) -> bool:
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
 
 
 def _checksum(piece: bytes) -> bytes:

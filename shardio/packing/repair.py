@@ -426,10 +426,11 @@ def _leave_out_values(one: _Dataset, found: _Files) -> None:
             if not count:
                 continue
             local.remove(os.path.join(one.folder, file.name))
-            infos = found.values[old.field].pop(number)
-            left = (new if other == file else other for other in infos)  # the newest last
-            if infos := tuple(info for info in left if info is not None):
-                found.values[old.field][number] = infos
+            of_field = found.values[old.field]
+            left = (new if other == file else other for other in of_field[number])  # newest last
+            of_field[number] = tuple(info for info in left if info is not None)
+            if not of_field[number]:
+                del of_field[number]
 
 
 def _build(one: _Dataset, jobs: int, report: Report, done: Repaired) -> tuple[Manifest, bytes]:

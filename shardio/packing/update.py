@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from ..formats.sample import Sample
 from ..formats.version import NONE, SourceNotes, load_sources
 from ..names import KEY
 from ..storage.options import Storage
-from ..units import Summary, check_bool, check_choice, refuse_options, show_count, show_size
+from ..units import Summary, check_bool, refuse_options, show_count, show_size
 from . import process_pool
 from .grow import (
     PLAIN,
@@ -36,7 +37,6 @@ from .grow import (
     leave_out_rejected,
     note_new,
 )
-from .journal import equal
 from .options import ADVICE, PackOptions, PathLike, SourceOptions
 from .parts import Announce
 from .plan import cut
@@ -47,6 +47,7 @@ from .versions import version_lines
 _PIECE = 256  # files, or
 _TOLD = 64  # files between two looks at whether to stop
 _PIECE_BYTES = 32 << 20  # bytes that one process reads and compares at a time
+_CHOICES = (None, "drop", "keep")
 
 
 @dataclass(repr=False)
@@ -136,7 +137,8 @@ def update(
     check_bool(assume_unchanged=assume_unchanged, check_images=check_images)
     if checksum and assume_unchanged:
         raise OptionError("--checksum compares all files, --assume-unchanged none: give one")
-    check_choice("gone", gone, None, "drop", "keep")
+    if gone not in _CHOICES:
+        raise OptionError(f"gone is {printable(repr(gone))}; expected 'drop' or 'keep'")
     told = dry_run, progress, announce
     call = Call(
         read, jobs, on_error, restart, *told, to=to, work_dir=work_dir, check_images=check_images
@@ -324,7 +326,7 @@ class _Found:
         kept = there.pop("original", None) if "original" not in ours else None
         if kept is not None:
             there["image"] = kept
-        return all(equal(value, ours.get(name)) for name, value in there.items() if name != KEY)
+        return all(_equal(value, ours.get(name)) for name, value in there.items() if name != KEY)
 
     def choose(self, keep: bool) -> None:
         """Take what is to be packed, and what is to go. keep: what is gone from the source stays"""
@@ -340,6 +342,12 @@ class _Found:
         """Return the counts of a commit that added so many records."""
         replaced = len(self.split.gone) - self._dropped
         return {"added": added, "replaced": replaced, "dropped": self._dropped}
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    return bool(one == other)
 
 
 def _noted(found: dict[str, _Found], one: Split, records: int) -> SourceNotes | None:
