@@ -131,7 +131,8 @@ def paint(text: str, style: str, stream: TextIO) -> str:
 
 def facts_of(done: Any) -> dict[str, Any]:
     """Return the fields of a result for JSON, with what was left out as objects."""
-    return vars(done) | {"rejected": [{"key": key, "reason": why} for key, why in done.rejected]}
+    left_out = [{"key": key, "reason": why} for key, why in done.rejected]
+    return {**vars(done), "rejected": left_out}
 
 
 def as_json(value: Any) -> str:

@@ -149,34 +149,34 @@ class _Dataset:
     index: Location
     copy: Location | None
     folder: str
-    one: Manifest
+    before: Manifest
     data: bytes | None  # its manifest, as a file has it
     notes: list[str]
     claims: list[rebuild.Claim]
 
     def __post_init__(self) -> None:
-        if (self.one.shard_records * _LEAST > self.one.shard_sizes).any():
-            raise DamageError(f"{self.one.where}: a shard of it cannot have so many records")
-        self.excluded = _excluded(self.index, self.copy, self.one)
-        self.theirs = self.one
+        if (self.before.shard_records * _LEAST > self.before.shard_sizes).any():
+            raise DamageError(f"{self.before.where}: a shard of it cannot have so many records")
+        self.excluded = _excluded(self.index, self.copy, self.before)
+        self.theirs = self.before
         if self.copy is not None:
             with contextlib.suppress(DamageError):
-                self.theirs = manifest.load_if_packed(self.copy) or self.one
-            if self.theirs.dataset_id != self.one.dataset_id:
+                self.theirs = manifest.load_if_packed(self.copy) or self.before
+            if self.theirs.dataset_id != self.before.dataset_id:
                 raise OptionError(
                     f"{printable(self.copy.url, 4096)}: its dataset is "
-                    f"{self.theirs.dataset_id.hex()}, expected {self.one.dataset_id.hex()}: it is "
-                    "no copy"
+                    f"{self.theirs.dataset_id.hex()}, expected {self.before.dataset_id.hex()}: it "
+                    "is no copy"
                 )
 
     @property
     def size(self) -> int:
         """Return the bytes of all files."""
-        return self.one.size + sum(beside.size for beside in self.one.overlays)
+        return self.before.size + sum(beside.size for beside in self.before.overlays)
 
     def tasks(self) -> Iterator[_Task]:
         """Yield a task for each shard, and then for each file of values."""
-        one, opening = self.one, self.one.opening(self.index)
+        one, opening = self.before, self.before.opening(self.index)
         reader = Reader(self.index, one, excluded=self.excluded)
         followed = {new.sha256 for new in one.erased.values()}
         values = list[_Task]()
@@ -247,7 +247,7 @@ def repair(
         stated = rebuild.load(here, there, found, classes)
         _refuse_foreign(stated[0])
         work.append(_Dataset(here, there, manifest.split_folder(target, name), *stated, found))
-    _refuse_used(target, names, [one.one.dataset_id for one in work])
+    _refuse_used(target, names, [one.before.dataset_id for one in work])
     local.refuse_if_full(target, sum(one.size for one in work))
     done = Repaired(index.url, target)
     report = Report(progress, sum(one.size for one in work))
@@ -255,7 +255,8 @@ def repair(
         owned = []
         for one in work:
             local.make_directory(one.folder)
-            owner = output_dir.own_unplanned(one.folder, _own_id(one.one.dataset_id), resumes=True)
+            own_id = _own_id(one.before.dataset_id)
+            owner = output_dir.own_unplanned(one.folder, own_id, resumes=True)
             owned.append(owners.enter_context(owner))
         built = [_build(one, jobs, report, done) for one in work]
         for name, one, (after, data) in zip(names, work, built, strict=True):
@@ -390,7 +391,7 @@ class _Files(NamedTuple):
 
 def _mend_all(one: _Dataset, jobs: int, report: Report, done: Repaired) -> _Files:
     """Write the shards of a dataset, and the values beside them."""
-    tasks, before = list(one.tasks()), one.one
+    tasks, before = list(one.tasks()), one.before
     starts = np.concatenate([[0], np.cumsum(before.shard_records)])
     found = _Files([], {beside.field: {} for beside in before.overlays}, [], [])
     with contextlib.closing(run(_mend, tasks, jobs=jobs, report=report)) as results:
@@ -412,11 +413,11 @@ def _mend_all(one: _Dataset, jobs: int, report: Report, done: Repaired) -> _File
 
 def _leave_out_values(one: _Dataset, found: _Files) -> None:
     """Leave out the values of records of which nothing is left: they are as if erased."""
-    beside = (replace(old, files=found.values[old.field]) for old in one.one.overlays)
-    after = replace(one.one, overlays=tuple(beside))
+    beside = (replace(old, files=found.values[old.field]) for old in one.before.overlays)
+    after = replace(one.before, overlays=tuple(beside))
     opening = after.opening(LocalDirectory(one.folder))
     for number, info in enumerate(found.shards):
-        if info.sha256 == one.one.shard(number).sha256 or not after.overlays:
+        if info.sha256 == one.before.shard(number).sha256 or not after.overlays:
             continue
         stored = open_shard(after.format, replace(opening, overlays=()), info)
         with contextlib.closing(stored):
@@ -435,7 +436,7 @@ def _leave_out_values(one: _Dataset, found: _Files) -> None:
 
 def _build(one: _Dataset, jobs: int, report: Report, done: Repaired) -> tuple[Manifest, bytes]:
     """Write all files of a dataset; return its manifest, and the bytes that are to be written."""
-    before, found = one.one, _mend_all(one, jobs, report, done)
+    before, found = one.before, _mend_all(one, jobs, report, done)
     erased = dict(before.erased)
     for number, new in enumerate(found.shards):
         old = before.shard(number)
