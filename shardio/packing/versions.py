@@ -111,10 +111,10 @@ def commit(
     if not manifest.is_dump_of(old.data, before):
         raise place.changed_meanwhile()
     for name, data in files.items():
-        place.put(name, data)
+        place.location.write(name, data)
     # A copy, and no hard link: the file system may have none, and a manifest is small. Its bytes,
     # and not what we would write: its id is of these.
-    place.put(kept_name(before.version_id), old.data)
+    place.location.write(kept_name(before.version_id), old.data)
     place.replace(MANIFEST, old, new.dump(), kept_name(new.version_id))
     return new
 
