@@ -469,8 +469,7 @@ def _find(
         one = format or next(iter(claims([name])), None)
         listable = place.store.scheme not in ("http", "https") or one is None
         if listable:
-            hidden = re.compile(r"(^|/)\.")
-            objects = {one.path: one for one in place.objects() if not hidden.search(one.path)}
+            objects = _objects(place)
         if not listable or (not objects and name and folder.exists(name)):
             return _one_object(folder, name, one, files)
         names = sorted(objects, key=key_bytes)
@@ -499,6 +498,12 @@ def _find(
     return Found(
         root, format, place, names, [one.size for one in found], [one.tag for one in found]
     )
+
+
+def _objects(place: RemoteLocation) -> dict[str, ObjectEntry]:
+    """Return the objects of a folder in a store by their paths, but hidden ones."""
+    hidden = re.compile(r"(^|/)\.")
+    return {one.path: one for one in place.objects() if not hidden.search(one.path)}
 
 
 def _one_object(place: RemoteLocation, name: str, format: str | None, files: str | None) -> Found:

@@ -163,7 +163,7 @@ def scan_all(
                 kept = np.array([times[key] for key in described_keys(one.extra)], np.int64)
                 found.marks[number] = hashlib.sha256(kept.tobytes()).hexdigest()
     if executor is not None and folder is not None:
-        infos = (one.info for one in scanned if one.info is not None)
+        infos = filter(None, (one.info for one in scanned))
         names = (sidecar_name(info.number, info.index_checksum) for info in infos)
         output_dir.refuse_unseen(LocalDirectory(folder), names)
     return scanned
