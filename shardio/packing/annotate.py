@@ -157,7 +157,7 @@ def annotate(
                 f"{given.shown}: it has no keys, and {shown} has splits "
                 f"{', '.join(map(printable, datasets))}; give the path of one of them"
             )
-        for split, place, before in changing_all(top, owners, dry_run):
+        for split, place, before in changing_all(datasets, owners, dry_run):
             reader = Reader(place.location, before, root=data)
             places = _in_order(reader, given) if given.keys is None else _by_key(reader, given)
             if given.keys is not None:
@@ -187,7 +187,7 @@ def _remove(top: Place, names: list[str], dry_run: bool) -> Annotated:
     """Take the annotated values of fields away. Raises OptionError where there are none."""
     done = Annotated(top.url, dry_run=dry_run, removed=names)
     with contextlib.ExitStack() as owners:
-        work = [*changing_all(top, owners, dry_run)]
+        work = [*changing_all(top.datasets(), owners, dry_run)]
         annotated = {beside.field for *_, before in work for beside in before.overlays}
         packed = {name for *_, before in work for name in before.stored_schema.names}
         for name in names or [""]:

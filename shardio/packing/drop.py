@@ -192,7 +192,7 @@ def drop(
     looked = _find_damage(done, top, data, max_pixels, jobs, progress) if damaged else {}
     with resumable(), contextlib.ExitStack() as owners:
         work, seen, erased = list[_Work](), set[bytes](), 0
-        for split, place, before in changing_all(top, owners, dry_run):
+        for split, place, before in changing_all(top.datasets(), owners, dry_run):
             index = place.location
             reader = Reader(index, before, root=data)
             old, gone = reader.dropped, erased_numbers(reader)

@@ -145,13 +145,13 @@ def with_excluded(
 
 
 def changing_all(
-    top: Place, owners: contextlib.ExitStack, dry_run: bool = False
+    datasets: Mapping[str, Place], owners: contextlib.ExitStack, dry_run: bool = False
 ) -> Iterator[tuple[str, Place, Manifest]]:
-    """Yield the datasets in a place: split, place and manifest, owned as `changing` does.
+    """Yield datasets that are changed: split, place and manifest, owned as `changing` does.
 
     Until `owners` ends; of a dry run nobody owns them.
     """
-    for split, place in top.datasets().items():
+    for split, place in datasets.items():
         found = manifest.load(place.location) if dry_run else owners.enter_context(changing(place))
         yield split, place, found
 
@@ -469,7 +469,7 @@ def tag(
     top, name = find_place(path, storage), check_tag(name)
     done, work, known = Log(), list[tuple[Place, Stored | None, dict[str, str]]](), dict[str, str]()
     with contextlib.ExitStack() as owners:
-        for split, place, _ in changing_all(top, owners):
+        for split, place, _ in changing_all(top.datasets(), owners):
             old = None
             with contextlib.suppress(FileNotFoundError):
                 old = place.stored(TAGS)
@@ -528,7 +528,7 @@ def restore(path: str | os.PathLike[str], version: str, *, storage: Storage | No
     top, data, done = find_place(path, storage), data_root(storage), Log()
     with contextlib.ExitStack() as owners:
         work = []
-        for split, place, newest in changing_all(top, owners):
+        for split, place, newest in changing_all(top.datasets(), owners):
             with _naming_all(top, split):
                 old = _restorable(place.location, data, newest, version)
             old = replace(old, erased=newest.erased)  # what was said then may be wrong by now
