@@ -26,6 +26,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class Summary:
+    """A result whose str is a summary of lines; a prompt shows the first of these."""
+
+    def __repr__(self) -> str:
+        return f"<{str(self).splitlines()[0]}>"
+
+
 def unexpected(name: str, value: Any, expected: str) -> OptionError:
     """Return the error of an option that has a wrong value, to be raised."""
     return OptionError(f"{name} is {printable(repr(value))}: expected {expected}")
@@ -41,6 +48,14 @@ def check_int(name: str, value: Any, least: int = 1, most: int = (1 << 62) - 1) 
         upper = "or more" if most == (1 << 62) - 1 else f"to {most:,}"
         raise unexpected(name, value, f"a whole number, {least:,} {upper}")
     return number
+
+
+def check_choice(name: str, value: Any, *choices: str | None) -> None:
+    """Check an option that is one of some words; None may be one of them. Raises OptionError."""
+    if value not in choices:
+        first, *more = (repr(one) for one in reversed(choices) if one is not None)
+        words = f"{', '.join(reversed(more))} or {first}" if more else first
+        raise OptionError(f"{name} is {printable(repr(value))}; expected {words}")
 
 
 def check_fields(options: Any, **bounds: tuple[int, ...]) -> None:

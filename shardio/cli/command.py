@@ -7,6 +7,7 @@ once, here: what is not given is not passed on, so that the function's own defau
 from __future__ import annotations
 
 import argparse
+import importlib
 import pkgutil
 import re
 import textwrap
@@ -15,6 +16,7 @@ from typing import Any
 
 from ..errors import OptionError, printable
 from ..names import from_file_name
+from .output import Output
 
 Option = tuple[str, dict[str, Any]]  # or a place such as OUT: its name, and what `argparse` takes
 
@@ -122,6 +124,26 @@ def _title(name: str) -> str:
     if not name.startswith("-"):
         return "Arguments"
     return next((title for title, names in GROUPS.items() if name[2:] in names.split()), "Options")
+
+
+def calls(place: str, *stages: str, announces: bool = False) -> Callable[..., int]:
+    """Return what runs the function at a place such as "packing.gc:gc", and shows its result.
+
+    stages: of its progress, if it tells any. announces: it has lines to show before the work.
+    """
+
+    def run(output: Output, **call: Any) -> int:
+        module, _, name = place.partition(":")
+        function = getattr(importlib.import_module(f"shardio.{module}"), name)
+        if announces:
+            call["announce"] = output.announce
+        if not stages:
+            return output.show(function(**call))
+        with output.progress(*stages) as progress:
+            done = function(**call, progress=progress)
+        return output.show(done)
+
+    return run
 
 
 # --- texts ----------------------------------------------------------------------------------------
@@ -366,6 +388,12 @@ EXECUTOR = (
     ),
 )
 READ_FROM = (ROOT, *STORE)  # of commands that read a dataset
+PART_OF_A_PACKING = option(
+    "--part",
+    "I/N",
+    "build only part I of N, then `shardio commit`; auto: the part that SLURM, torchrun or "
+    "Kubernetes gives this process",
+)
 SHARED = (*EXECUTOR, *PARTS)  # of commands whose work many machines may do
 TARGET = option(
     "--target-option",

@@ -16,11 +16,12 @@ from .command import (
     STORE,
     TARGET,
     Command,
+    calls,
     option,
     read_fields,
 )
 from .exit_codes import DONE, SKIPPED
-from .output import Output
+from .output import Output, facts_of
 
 
 def _index(output: Output, *, fields: str | None = None, **call: Any) -> int:
@@ -29,8 +30,7 @@ def _index(output: Output, *, fields: str | None = None, **call: Any) -> int:
     with output.progress("listing", "indexing", "committing") as progress:
         named = read_fields(fields)
         done = index(**call, fields=named, progress=progress, announce=output.announce)
-    rejected = [{"key": key, "reason": why} for key, why in done.rejected]
-    output.show(done, facts=vars(done) | {"rejected": rejected})
+    output.show(done, facts=facts_of(done))
     return SKIPPED if done.rejected else DONE
 
 
@@ -54,14 +54,6 @@ def _export(output: Output, *, fields: str | None = None, **call: Any) -> int:
     with output.progress("looking", "exporting", "finishing", unit=" records") as progress:
         done = export(**call, progress=progress, announce=output.announce)
     output.took("exported", done.records, "record", done.bytes, began)
-    return output.show(done)
-
-
-def _copy(output: Output, **call: Any) -> int:
-    from ..packing.copy import copy
-
-    with output.progress("listing", "copying", "committing") as progress:
-        done = copy(**call, progress=progress, announce=output.announce)
     return output.show(done)
 
 
@@ -140,7 +132,7 @@ EXPORT = Command(
 COPY = Command(
     "copy",
     "copy a dataset between disks and object stores, checked and resumable",
-    _copy,
+    calls("packing.copy:copy", "listing", "copying", "committing", announces=True),
     "packing.copy:copy storage.options:Storage",
     option("source", "SRC", "the packed or indexed directory, or its URL"),
     option("target", "DST"),

@@ -129,6 +129,12 @@ def paint(text: str, style: str, stream: TextIO) -> str:
     return f"\x1b[{STYLES[style]}m{text}\x1b[0m"
 
 
+def facts_of(done: Any) -> dict[str, Any]:
+    """Return the fields of a result for JSON, with what was left out as objects."""
+    left_out = [{"key": key, "reason": why} for key, why in done.rejected]
+    return {**vars(done), "rejected": left_out}
+
+
 def as_json(value: Any) -> str:
     """Return a value as JSON, with dataclasses as objects, and bytes as {"base64": ...}.
 

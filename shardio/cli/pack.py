@@ -18,6 +18,7 @@ from .command import (
     FIELDS,
     JOBS,
     OVERWRITE,
+    PART_OF_A_PACKING,
     PARTS,
     RESUME_HINT,
     ROOT,
@@ -25,11 +26,12 @@ from .command import (
     TARGET,
     WORK_DIR,
     Command,
+    calls,
     option,
     read_fields,
 )
 from .exit_codes import DONE, FAILED, SKIPPED
-from .output import Output, paint
+from .output import Output, facts_of, paint
 
 if TYPE_CHECKING:
     from ..packing.packed import Packed
@@ -104,12 +106,8 @@ def _show(
     advice: str | None = None,
 ) -> int:
     """Show what was packed, and return the exit code."""
-    datasets = [
-        vars(one) | {"rejected": [{"key": key, "reason": why} for key, why in one.rejected]}
-        for one in done
-    ]
     lines = [*map(str, done), *([paint(advice, "hint", sys.stdout)] if advice else [])]
-    output.show("\n".join(lines), facts={"dry_run": dry, "datasets": datasets})
+    output.show("\n".join(lines), facts={"dry_run": dry, "datasets": [*map(facts_of, done)]})
     if not any(one.rejected for one in done):
         return DONE
     return FAILED if dry and not skips else SKIPPED
@@ -144,16 +142,9 @@ def _grow(
     _group(call, "read")  # all else is as the dataset was packed
     with output.progress("listing", stage, "committing") as progress:
         done = grow(**call, progress=progress, announce=output.announce)
-    rejected = [{"key": key, "reason": why} for key, why in done.rejected]
     lines = [str(done), *([paint(advice, "hint", sys.stdout)] if advice else [])]
-    output.show("\n".join(lines), facts=vars(done) | {"rejected": rejected})
+    output.show("\n".join(lines), facts=facts_of(done))
     return SKIPPED if done.rejected else DONE
-
-
-def _gc(output: Output, **call: Any) -> int:
-    from ..packing.gc import gc
-
-    return output.show(gc(**call))
 
 
 def _pack_resume_hint(options: Mapping[str, Any]) -> str:
@@ -256,12 +247,7 @@ PACK = Command(
     *_PLANNED,
     JOBS,
     *EXECUTOR,
-    option(
-        "--part",
-        "I/N",
-        "build only part I of N, then `shardio commit`; auto: the part that SLURM, torchrun or "
-        "Kubernetes gives this process",
-    ),
+    PART_OF_A_PACKING,
     *PARTS[1:],
     _ON_ERROR,
     option("--dry-run", text="say what would be done and touch nothing"),
@@ -340,12 +326,7 @@ APPEND = Command(
     "packing.append:append packing.options:SourceOptions",
     *_GROWS,
     *EXECUTOR,
-    option(
-        "--part",
-        "I/N",
-        "build only part I of N, then `shardio commit`; auto: the part that SLURM, torchrun or "
-        "Kubernetes gives this process",
-    ),
+    PART_OF_A_PACKING,
     *PARTS[1:],
     option("--plan", text="only list the source, once for all parts"),
     option(
@@ -387,7 +368,7 @@ UPDATE = Command(
 GC = Command(
     "gc",
     "remove files that no manifest names",
-    _gc,
+    calls("packing.gc:gc"),
     "packing.gc:gc",
     option("path", "OUT", "the packed directory, or its URL"),
     option(

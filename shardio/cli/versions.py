@@ -14,6 +14,7 @@ from .command import (
     STORE,
     WORK_DIR,
     Command,
+    calls,
     commit_hint,
     option,
     read_fields,
@@ -40,14 +41,6 @@ def _annotate(output: Output, *, fields: str | None = None, **call: Any) -> int:
     return output.show(annotate(**call))
 
 
-def _compact(output: Output, **call: Any) -> int:
-    from ..packing.compact import compact
-
-    with output.progress("listing", "compacting", "committing") as progress:
-        done = compact(**call, progress=progress)
-    return output.show(done)
-
-
 def lines_of(option: str, name: str) -> list[bytes]:
     """Return the lines of a file, or of stdin. Raises OptionError, StorageError."""
     try:
@@ -62,30 +55,6 @@ def lines_of(option: str, name: str) -> list[bytes]:
     if not found:
         raise OptionError(f"{option} {printable(name)}: no key is in it; expected one a line")
     return found
-
-
-def _log(output: Output, **call: Any) -> int:
-    from ..packing.versions import log
-
-    return output.show(log(**call))
-
-
-def _diff(output: Output, **call: Any) -> int:
-    from ..packing.versions import diff
-
-    return output.show(diff(**call))
-
-
-def _tag(output: Output, **call: Any) -> int:
-    from ..packing.versions import tag
-
-    return output.show(tag(**call))
-
-
-def _restore(output: Output, **call: Any) -> int:
-    from ..packing.versions import restore
-
-    return output.show(restore(**call))
 
 
 DROP = Command(
@@ -156,7 +125,7 @@ ANNOTATE = Command(
 COMPACT = Command(
     "compact",
     "merge small shards, and leave out what was dropped, as a new version",
-    _compact,
+    calls("packing.compact:compact", "listing", "compacting", "committing"),
     "packing.compact:compact storage.options:Storage",
     OUT,
     option("--shard-size", "SIZE"),
@@ -173,7 +142,7 @@ COMPACT = Command(
 LOG = Command(
     "log",
     "list the versions of a dataset",
-    _log,
+    calls("packing.versions:log"),
     "packing.versions:log",
     OUT,
     *STORE,
@@ -183,7 +152,7 @@ LOG = Command(
 DIFF = Command(
     "diff",
     "compare two versions: keys added, dropped, changed",
-    _diff,
+    calls("packing.versions:diff"),
     "packing.versions:diff",
     OUT,
     option("old", "A"),
@@ -196,7 +165,7 @@ DIFF = Command(
 TAG = Command(
     "tag",
     "name a version, so that gc keeps it",
-    _tag,
+    calls("packing.versions:tag"),
     "packing.versions:tag",
     OUT,
     option("name", "TAG"),
@@ -214,7 +183,7 @@ TAG = Command(
 RESTORE = Command(
     "restore",
     "make a dataset again what an older version was",
-    _restore,
+    calls("packing.versions:restore"),
     "packing.versions:restore storage.options:Storage",
     OUT,
     option("version", "VERSION"),

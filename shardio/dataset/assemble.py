@@ -30,7 +30,7 @@ from .collate import (
     ragged_fields,
     rows_of,
 )
-from .decode import Progress
+from .decode import ThisRecord
 from .encoded import Empty
 from .protocol import BatchReader, BatchRows
 from .ranks import Consumers
@@ -65,7 +65,7 @@ class Assembler:
         self._image = stream.image_column
         self._has_columns = self._is_own  # as far as the batch before tells
 
-    def batches(self, work: Progress, *, one_by_one: bool) -> Iterator[Any]:
+    def batches(self, work: ThisRecord, *, one_by_one: bool) -> Iterator[Any]:
         """Yield all batches; one_by_one: their items instead."""
         for rows in self.reader:
             if one_by_one:
@@ -73,7 +73,7 @@ class Assembler:
             else:
                 yield self._batch(rows, work)
 
-    def _batch(self, rows: BatchRows, work: Progress) -> Any:
+    def _batch(self, rows: BatchRows, work: ThisRecord) -> Any:
         """Make a batch: as a whole where that is possible, else of its items, one by one."""
         batch = self.whole(rows, empty)
         if batch is None:
@@ -107,7 +107,7 @@ class Assembler:
         )
 
     def item(
-        self, rows: BatchRows, i: int, row: Any, work: Progress, columns: Columns | None
+        self, rows: BatchRows, i: int, row: Any, work: ThisRecord, columns: Columns | None
     ) -> Any:
         """Make the item of row i, its arrays in their places of the columns. In any thread."""
         if columns is None:
@@ -122,7 +122,7 @@ class Assembler:
             item = mark(item, i < rows.valid and not work.filled)
         return item if columns is None else columns.place(i, item)
 
-    def _items(self, rows: BatchRows, work: Progress, columns: Columns | None) -> Iterator[Any]:
+    def _items(self, rows: BatchRows, work: ThisRecord, columns: Columns | None) -> Iterator[Any]:
         """Yield the items of a batch. An error of making one names the record that it was of."""
         # A StopIteration of a transform leaves a generator as a RuntimeError, and not, as of map,
         # as if there were no more rows. Where an item is only made, it costs 0.1 us less here.

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from .. import native
-from ..formats.base import Column, Shard
+from ..formats.base import Shard
 from ..formats.manifest import Manifest
 from ..formats.overlay import without_overlays
 from ..names import KEY
@@ -132,7 +132,7 @@ class _Beside:
         start, stop = self._fetch.reader.starts[number : number + 2].tolist()
         for name, values in self._values.items():
             column = self._fetch.shard(number).columns.get(name)
-            if _fits(column):
+            if type(column) is np.ndarray and column.dtype != np.uint64:  # as a tensor holds it
                 values[start:stop] = column
             else:
                 self._partial.add(number)
@@ -149,11 +149,6 @@ class _Beside:
                 return False
             columns[name][here] = np.ma.getdata(chosen)
         return True
-
-
-def _fits(column: Column | None) -> bool:
-    """Return whether all of a column are numbers that a tensor holds."""
-    return type(column) is np.ndarray and column.dtype != np.uint64
 
 
 class _Joined(NamedTuple):

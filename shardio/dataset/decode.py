@@ -51,7 +51,7 @@ _BY_TRANSFORM = (None, decode.decode, decode.pixels, decode.stored, decode.store
 _EXPECTED = "'pil', 'numpy', 'gray', 'stored', None or a function of bytes"
 
 
-class Progress:
+class ThisRecord:
     """Tell which record a thread that makes items is at, and where its image may be written.
 
     read, decoded  when each was done, by time.perf_counter
@@ -190,7 +190,7 @@ class Decoder:
         sample: Sample,
         number: int,
         draw: int = 0,
-        progress: Progress | None = None,
+        progress: ThisRecord | None = None,
         planes: bool = False,
     ) -> Any:
         """Make the item of a sample, which may be changed.
@@ -262,7 +262,7 @@ class _Crop:
         single = main == IMAGE and not (self._together or on_device)
         self.alone = transform if single and transforms.crops_many(transform) else None
 
-    def __call__(self, sample: Sample, draw: int, number: int, progress: Progress | None) -> None:
+    def __call__(self, sample: Sample, draw: int, number: int, progress: ThisRecord | None) -> None:
         """Replace the images by their crops, the first one in `progress.out` where it fits.
 
         number: of the record in the dataset.

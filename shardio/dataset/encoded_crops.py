@@ -35,11 +35,7 @@ class EncodedCrops:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(
-        self,
-        files: EncodedImages,
-        places: torch.Tensor,
-        shape: tuple[int, int],
-        interpolation: str,
+        self, files: EncodedImages, places: torch.Tensor, shape: tuple[int, int], interpolation: str
     ) -> None:
         """Take the files and their places as they are; they are not compared."""
         self.files = files

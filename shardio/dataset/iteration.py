@@ -23,7 +23,7 @@ from ..stack import users_level
 from ..storage.ranges import RequestMeter
 from . import epoch_state
 from .assemble import Assembler
-from .decode import Progress
+from .decode import ThisRecord
 from .epoch_state import Decision, LoaderInfo, StartReason, Ticket
 from .protocol import BatchIterator, EpochReader
 from .ranks import consumers
@@ -49,7 +49,7 @@ class Iteration(BatchIterator):
         info = get_worker_info()
         self._here = info is None
         self._worker, self._workers = (0, 1) if info is None else (info.id, info.num_workers)
-        self._work = Progress()
+        self._work = ThisRecord()
         self._items: Iterator[Any]
         self._leads = self._worker == 0  # the worker that no other outlives
         self._error: Exception | None = None

@@ -23,7 +23,7 @@ from ..order.mixture import Length, MixedOptions, Pattern, batch_ranges, epoch_r
 from ..order.options import Options
 from ..order.partition import Partition, RowRanges
 from ..order.rng import MIX, key
-from .decode import Progress
+from .decode import ThisRecord
 from .protocol import Component, ShareReader
 from .ranks import Consumers
 from .stream import Stream
@@ -186,7 +186,7 @@ class _MixedReader(ShareReader):
             batch.seen.append((reader, number))
             yield row
 
-    def make(self, row: tuple[ShareReader, Any], work: Progress) -> Any:
+    def make(self, row: tuple[ShareReader, Any], work: ThisRecord) -> Any:
         """Make the item of a row. Any thread may call it."""
         reader, own = row
         return reader.make(own, work)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from ..order.options import Options
 from ..order.partition import Partition, RowRanges
 from ..order.rng import Int64s
-from .decode import Progress
+from .decode import ThisRecord
 from .encoded import Empty
 from .epoch_state import EpochState, Ticket
 from .ranks import Consumers
@@ -52,7 +52,7 @@ class ShareReader(ABC):
         """
 
     @abstractmethod
-    def make(self, row: Any, work: Progress) -> Any:
+    def make(self, row: Any, work: ThisRecord) -> Any:
         """Make the item of a row. Any thread may call it."""
 
     def whole(self, batch: Any, empty: Empty, /) -> Any:

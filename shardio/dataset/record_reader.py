@@ -13,7 +13,7 @@ from ..names import KEY
 from ..order import rng
 from .batch_decode import Pixels
 from .batch_join import EncodedBatches
-from .decode import Decoder, Progress
+from .decode import Decoder, ThisRecord
 from .encoded import Empty
 from .fetch import Fetch, Rows
 from .protocol import ShareReader
@@ -61,7 +61,7 @@ class RecordReader(ShareReader):
         """Iterate over the rows of a batch, in order."""
         return self._fetch.rows(batch)
 
-    def make(self, row: Row, work: Progress, skipping: bool = True) -> Any:
+    def make(self, row: Row, work: ThisRecord, skipping: bool = True) -> Any:
         """Make the item of a row. Any thread may call it. skipping: another's, if it cannot."""
         if skipping and self._skipping is not None:
             return self._skipping.make(partial(self.make, skipping=False), row, work)

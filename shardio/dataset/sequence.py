@@ -11,7 +11,6 @@ import contextlib
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain, starmap
 from typing import Any, overload
 
@@ -370,7 +369,8 @@ class ShardSequence(ManifestInfo, SkippedInfo, Sequence[Any]):
                 + (f". It is a field of kind {kind}, which the index lacks" if kind else "")
             )
         kind = scalars[name]
-        return self._chosen(partial(self._values, name=name, kind=kind), EMPTY[kind])
+        of = self.reader.shard
+        return self._chosen(lambda shard: shard_column(of(shard), name, kind), EMPTY[kind])
 
     def sizes(self) -> Column:
         """Return the bytes of storage that reading each record costs: (N,) int64."""
@@ -441,9 +441,6 @@ class ShardSequence(ManifestInfo, SkippedInfo, Sequence[Any]):
         joined: Column = (np.ma.concatenate if masked else np.concatenate)(columns)
         remaining = self.reader.remaining
         return joined if remaining is None else joined[remaining.numbers]
-
-    def _values(self, shard: int, name: str, kind: str) -> Column:
-        return shard_column(self.reader.shard(shard), name, kind)
 
 
 def shard_column(shard: Shard, name: str, kind: str) -> Column:

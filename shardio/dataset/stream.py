@@ -124,9 +124,8 @@ class Stream(OrderInfo, SkippedInfo, IterableDataset[Any]):
     # The field of an item that a built-in transform makes, and its shape.
     image_column: tuple[int | str, tuple[int, ...]] | None = None
     encoded_fields: Collection[int | str] = frozenset()  # of items, that are bytes of image files
-    device_crop: tuple[tuple[int, int], str] | None = (
-        None  # of decode="cuda": (H, W), interpolation
-    )
+    # Of decode="cuda": (H, W), interpolation.
+    device_crop: tuple[tuple[int, int], str] | None = None
 
     @property
     @abstractmethod

@@ -36,8 +36,8 @@ _PAUSE_S = 1.0  # between two looks
 STARTS, BETWEEN, COLLATES = -3, -2, -1
 
 
-class Place:
-    """The place where one thread writes what it is at.
+class PositionWriter:
+    """Write where one thread is at.
 
     note(number, since, key)  a record, or one of the above; since: by time.perf_counter
     at                        at[0] = BETWEEN: the record is made
@@ -50,7 +50,7 @@ class Place:
         self.at = row[:8].cast("q")
 
 
-class At(NamedTuple):
+class Position(NamedTuple):
     """The record that a thread is at."""
 
     number: int
@@ -69,13 +69,13 @@ class Whereabouts:
             for place in self.places(builder):
                 place.at[0] = STARTS
 
-    def places(self, builder: int) -> list[Place]:
+    def places(self, builder: int) -> list[PositionWriter]:
         """Return where the threads of a builder write what they are at."""
-        return [Place(memoryview(row.numpy())) for row in self._memory[builder]]
+        return [PositionWriter(memoryview(row.numpy())) for row in self._memory[builder]]
 
-    def read(self, builder: int) -> list[At]:
+    def read(self, builder: int) -> list[Position]:
         """Read what the threads of a builder are at; who is at a record, and for longest, first."""
-        found = [At(*_ROW.unpack(row.numpy())) for row in self._memory[builder]]
+        found = [Position(*_ROW.unpack(row.numpy())) for row in self._memory[builder]]
         return sorted(found, key=lambda one: (one.number in (STARTS, BETWEEN), one.since))
 
     def show(self, builder: int) -> str:
@@ -112,7 +112,7 @@ class Waited(Protocol):
         """End it, and all that work with it."""
 
 
-class Late:
+class BatchTimeout:
     """Warn once when a batch does not come; then, with a timeout, raise an error.
 
     Waited for are pauses of a second at most. One that takes much longer says that this process
@@ -172,7 +172,7 @@ class Late:
         return f"no batch for {waited:.3g} s: {where}"
 
 
-def _show(one: At) -> str:
+def _show(one: Position) -> str:
     if one.number == COLLATES:
         return "collate_fn"
     key = one.key.rstrip(b"\0")

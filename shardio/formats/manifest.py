@@ -239,10 +239,7 @@ def make(shards: Sequence[ShardInfo], library: str = __version__, **values: Any)
 
 
 def extended(
-    one: Manifest,
-    shards: Sequence[ShardInfo],
-    blob_bytes: int,
-    classes: tuple[str, ...] | None,
+    one: Manifest, shards: Sequence[ShardInfo], blob_bytes: int, classes: tuple[str, ...] | None
 ) -> Manifest:
     """Build a manifest with these shards behind those of another one.
 

@@ -19,7 +19,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import repeat
 from typing import Any
 
@@ -482,7 +482,7 @@ def overlaid(shard: Shard, opening: Opening, number: int, open_record: Open) -> 
     try:
         opens: dict[str, list[Callable[[], RecordShard]]] = {}
         for one, here, info in files_of_shard(opening, number):
-            opens.setdefault(one.field, []).append(_opener(here, info, open_record))
+            opens.setdefault(one.field, []).append(partial(open_values, here, info, open_record))
         for one in opening.overlays:
             # Columns are asked for whatever samples need; they cost no read of a record.
             needed = one.kind in SCALARS or opening.wanted is None or one.field in opening.wanted
@@ -518,7 +518,3 @@ def rows_that_differ(one: Shard, other: Shard, name: str) -> list[int]:
         for row in {**beside[0], **beside[1]}
         if pack_columns(beside[0].get(row)) != pack_columns(beside[1].get(row))
     ]
-
-
-def _opener(here: Opening, info: ShardInfo, open_record: Open) -> Callable[[], RecordShard]:
-    return lambda: open_values(here, info, open_record)

@@ -287,12 +287,9 @@ def history(index: Location, newest: Manifest) -> Iterator[Manifest]:
             one = None if parent is None else load_kept(index, parent)
         if not ends:
             tagged = [load_kept(index, of) for of in {*load_tags(index).values()} - seen]
-            ends = sorted((one for one in tagged if one is not None), key=_committed_at)
-
-
-def _committed_at(one: Manifest) -> str:
-    """Return the time of a version's commit; that of one that was packed is before all others."""
-    return one.commit.time if one.commit else ""
+            # One that was packed is before all that were committed.
+            ends = [one for one in tagged if one is not None]
+            ends.sort(key=lambda one: one.commit.time if one.commit else "")
 
 
 def first_version(index: Location, newest: Manifest) -> Manifest:

@@ -506,10 +506,7 @@ def crops_many(transform: Transform) -> bool:
 
 
 def crop_many(
-    transform: Transform,
-    images: Sequence[bytes],
-    draws: NDArray[np.uint64],
-    out: NDArray[np.uint8],
+    transform: Transform, images: Sequence[bytes], draws: NDArray[np.uint64], out: NDArray[np.uint8]
 ) -> int:
     """Write what the transform makes of each of these images, by one call of the core.
 
@@ -709,11 +706,7 @@ def _reduced(box: Box, size: tuple[int, int], factor: int) -> Box:
 
 
 def cut_tiles(
-    tiles: jpeg_tiles.Tiles,
-    box: Box,
-    target: tuple[int, int],
-    interpolation: str,
-    factor: int = 1,
+    tiles: jpeg_tiles.Tiles, box: Box, target: tuple[int, int], interpolation: str, factor: int = 1
 ) -> jpeg_tiles.Cut:
     """Cut out the tiles that a resize of the box reads.
 

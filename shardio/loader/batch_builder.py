@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..dataset.assemble import Assembler, Columns
-from ..dataset.decode import Progress
+from ..dataset.decode import ThisRecord
 from ..dataset.protocol import BatchRows
-from ..dataset.whereabouts import BETWEEN, COLLATES, Place
+from ..dataset.whereabouts import BETWEEN, COLLATES, PositionWriter
 from ..errors import as_error
 from ..names import key_text
 from .buffer_pool import Buffer, BufferPool
@@ -111,7 +111,7 @@ class BatchBuilder:
         pack: Callable[[Any, Buffer], Any],
         emit: Callable[[Batch | Failure, Any], None],
         *,
-        places: Sequence[Place],
+        places: Sequence[PositionWriter],
         interrupts: bool = False,
         listen: Callable[[bool], None] | None = None,
     ) -> None:
@@ -172,12 +172,12 @@ class BatchBuilder:
 
     def _run(self, thread: int) -> None:
         """Build rows until nothing is left, by the thread of this number."""
-        work = Progress()
+        work = ThisRecord()
         work.note = self._places[thread].note
         while self.build_row(work, thread):
             pass
 
-    def build_row(self, work: Progress, thread: int = 0) -> bool:
+    def build_row(self, work: ThisRecord, thread: int = 0) -> bool:
         """Build one row, once it is wanted. Returns False if nothing is left to be built."""
         batch, place = None, self._places[thread]
         try:
@@ -268,7 +268,7 @@ class BatchBuilder:
         batch.collate_s = perf_counter() - start
         self._hand_over(batch.number, batch, packed)
 
-    def _fail(self, batch: Batch | None, error: BaseException, work: Progress) -> None:
+    def _fail(self, batch: Batch | None, error: BaseException, work: ThisRecord) -> None:
         """End the pass by an error; batches before it are handed over first."""
         where = "" if batch is None else work.record
         if isinstance(error, StopIteration):  # as Python has it: nothing is to take it for the end

@@ -7,9 +7,9 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any
 
-from ..dataset.decode import Progress
+from ..dataset.decode import ThisRecord
 from ..dataset.stream import Stream
-from ..dataset.whereabouts import Late, Whereabouts
+from ..dataset.whereabouts import BatchTimeout, Whereabouts
 from ..errors import RowError, ShardioError, WorkerError
 from ..storage.ranges import RequestMeter
 from .base import OVER, Pass, PoolOptions, WorkerPool
@@ -56,7 +56,7 @@ class InProcessWorkers(WorkerPool):
         threads = self.options.threads
         # Anew for each pass: a thread that hung in another one may still write there.
         whereabouts = Whereabouts(1, max(1, threads), shared=False)
-        self._late = Late(whereabouts, self.options.timeout_s, self.options.patience_s)
+        self._late = BatchTimeout(whereabouts, self.options.timeout_s, self.options.patience_s)
         self._stream.name_pass(f"{what.pool}-{self.passes}")
         builder = BatchBuilder(
             *(what.assembler(self._stream, 0, 1), buffers, lambda collated, _: collated, emit),
@@ -79,7 +79,7 @@ class InProcessWorkers(WorkerPool):
         start = perf_counter()
         builder.more()
         if not self.options.threads:
-            work = Progress()
+            work = ThisRecord()
             while self._queue.empty():
                 if not builder.build_row(work) and self._queue.empty():
                     raise WorkerError(OVER)

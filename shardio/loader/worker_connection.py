@@ -24,7 +24,7 @@ from time import perf_counter
 from typing import Any, NoReturn
 
 from .. import machine
-from ..dataset.whereabouts import Late
+from ..dataset.whereabouts import BatchTimeout
 from ..errors import WorkerError
 from ..storage import descriptors
 from .base import Pass
@@ -49,7 +49,7 @@ class WorkerConnection:
     buffer_socket: Connection  # by which it shows its buffers
     max_buffers: int  # that it keeps, used or free
     lock: PageLock | None
-    late: Late
+    late: BatchTimeout
     mapper: JobThread | None = None  # that maps and locks buffers
     pass_number: int = -1  # the pass that it was told last
     requested: int = 0  # batches of that pass, so far

@@ -24,7 +24,7 @@ import torch
 
 from ..dataset.reader import spare_descriptors
 from ..dataset.stream import Stream
-from ..dataset.whereabouts import Late, Whereabouts
+from ..dataset.whereabouts import BatchTimeout, Whereabouts
 from ..errors import OptionError, RowError, WorkerError
 from .base import OVER, Pass, PoolOptions, WorkerPool
 from .buffer_pool import PrivateBuffers
@@ -72,7 +72,7 @@ class WorkerProcesses(WorkerPool):
             stream, workers, options.threads, torch.initial_seed(), whereabouts, lock is not None
         )
         mapper = None if lock is None else JobThread("shardio-buffers")
-        late = Late(whereabouts, options.timeout_s, options.patience_s)
+        late = BatchTimeout(whereabouts, options.timeout_s, options.patience_s)
         context: Any = options.context or multiprocessing.get_context()
         method = context.get_start_method()
         if method != "fork":  # what these start is to get Ctrl-C as ever

@@ -240,12 +240,7 @@ class RowRanges:
 
 @lru_cache(maxsize=64)  # steps begin on C / gcd(W m, C) spans; 0.1 ms for 4,096 ranks
 def deal_batches(
-    first: int,
-    spans: int,
-    world_size: int,
-    batch_units: int,
-    nodes: int = 1,
-    node_spans: int = 1,
+    first: int, spans: int, world_size: int, batch_units: int, nodes: int = 1, node_spans: int = 1
 ) -> Int64s:
     """Return of each rank which of a step's W = world_size batches it takes, from 0: (W,).
 

@@ -25,18 +25,16 @@ from ..errors import OptionError, printable, there_are
 from ..formats import manifest
 from ..formats.base import Opening, Overlay, ShardInfo
 from ..formats.manifest import Manifest
-from ..formats.overlay import (
-    newest_of,
-)
+from ..formats.overlay import newest_of
 from ..formats.sample import Schema
 from ..names import key_text
 from ..storage import local
 from ..storage.options import Storage
-from ..units import check_bool, show_count
+from ..units import Summary, check_bool, check_choice, show_count
 from .given_values import Get, GivenValues, read_values
 from .place import Place, Workspace, data_root, find_place
 from .values_file import values_of, write_values
-from .versions import changing, commit, keys_text, version_lines
+from .versions import changing_all, commit, keys_text, version_lines
 
 _SHOWN = 10  # keys that are named
 # A file of values before is written anew with the new ones if it has at most so many times as many.
@@ -46,8 +44,8 @@ _LOOKED = 1000  # arrays that keep their values, with which others are compared
 _ALIKE = 0.8  # of names of fields, by difflib: caption and captoin are
 
 
-@dataclass
-class Annotated:
+@dataclass(repr=False)
+class Annotated(Summary):
     """The result of one call of `annotate`; as str, a summary."""
 
     out: str
@@ -59,9 +57,6 @@ class Annotated:
     unknown: list[str] = field(default_factory=list)  # keys that no record has
     versions: dict[str, str] = field(default_factory=dict)  # the new ones, by split
     dry_run: bool = False
-
-    def __repr__(self) -> str:
-        return f"<{str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
         would, shown = "would be " if self.dry_run else "", printable(self.out, 4096)
@@ -137,7 +132,8 @@ def annotate(
     OptionError, SourceError, SampleError, BusyError, NotPackedError, DamageError.
     """
     check_bool(dry_run=dry_run)
-    _check_choices(missing, unknown)
+    check_choice("missing", missing, "error", "none")
+    check_choice("unknown", unknown, "error", "ignore")
     top, data = find_place(path, storage), data_root(storage)
     if remove is not None:
         if (table, fields, key) != (None, None, None):
@@ -161,10 +157,8 @@ def annotate(
                 f"{given.shown}: it has no keys, and {shown} has splits "
                 f"{', '.join(map(printable, datasets))}; give the path of one of them"
             )
-        for split, place in datasets.items():
-            index = place.location
-            before = manifest.load(index) if dry_run else owners.enter_context(changing(place))
-            reader = Reader(index, before, root=data)
+        for split, place, before in changing_all(datasets, owners, dry_run):
+            reader = Reader(place.location, before, root=data)
             places = _in_order(reader, given) if given.keys is None else _by_key(reader, given)
             if given.keys is not None:
                 seen |= {given.keys[row] for rows in places.values() for row in rows.values()}
@@ -189,24 +183,11 @@ def annotate(
     return done
 
 
-def _check_choices(missing: str, unknown: str) -> None:
-    for option, value, other in (("missing", missing, "none"), ("unknown", unknown, "ignore")):
-        if value not in ("error", other):
-            raise OptionError(
-                f"{option} is {printable(repr(value))}; expected 'error' or {other!r}"
-            )
-
-
 def _remove(top: Place, names: list[str], dry_run: bool) -> Annotated:
     """Take the annotated values of fields away. Raises OptionError where there are none."""
     done = Annotated(top.url, dry_run=dry_run, removed=names)
     with contextlib.ExitStack() as owners:
-        work = [
-            (split, place, manifest.load(place.location))
-            if dry_run
-            else (split, place, owners.enter_context(changing(place)))
-            for split, place in top.datasets().items()
-        ]
+        work = [*changing_all(top.datasets(), owners, dry_run)]
         annotated = {beside.field for *_, before in work for beside in before.overlays}
         packed = {name for *_, before in work for name in before.stored_schema.names}
         for name in names or [""]:

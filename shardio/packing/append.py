@@ -18,7 +18,7 @@ from ..formats import manifest
 from ..formats.version import SourceNotes, load_sources
 from ..names import key_text
 from ..storage.options import Storage
-from ..units import check_bool, refuse_options, show_count, show_size
+from ..units import Summary, check_bool, check_choice, refuse_options, show_count, show_size
 from .grow import (
     PLAIN,
     Call,
@@ -39,11 +39,9 @@ from .place import Place
 from .process_pool import Executor, Progress
 from .versions import version_lines
 
-_CHOICES = ("error", "skip", "replace")
 
-
-@dataclass
-class Appended:
+@dataclass(repr=False)
+class Appended(Summary):
     """The result of one call of `append`; as str, a summary."""
 
     out: str
@@ -61,9 +59,6 @@ class Appended:
     dry_run: bool = False
     part: tuple[int, int] | None = None  # only this one was built, and of how many; not committed
     planned: bool = False  # only the plan was made
-
-    def __repr__(self) -> str:
-        return f"<{str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
         verb, size = "appended", f", {show_size(self.bytes)}"
@@ -148,11 +143,7 @@ def append(
     """
     began = time.monotonic()
     check_bool(dry_run=dry_run, plan=plan, restart=restart, check_images=check_images)
-    if on_duplicate not in _CHOICES:
-        raise OptionError(
-            f"on_duplicate is {printable(repr(on_duplicate))}; expected 'error', 'skip' or "
-            "'replace'"
-        )
+    check_choice("on_duplicate", on_duplicate, "error", "skip", "replace")
     share = PartOptions(part=part, parts=parts, stagger_s=stagger_s)
     if plan and part is not None:
         raise OptionError("part: a plan is of all parts; give it to `shardio append` without plan")

@@ -69,10 +69,9 @@ def _build_anew(work: Work, number: int, add: Callable[[int], None]) -> Built:
     schema = Schema(plan.fields)
     naming = schema, plan.dataset_id, plan.first + number, options.format
     checked = checked_fields(schema, options)
-    shard = ShardWriter(work.directory, work.token, *naming)
     problems: list[Problem] = []
     reencoded = Reencoded()
-    try:
+    with ShardWriter(work.directory, work.token, *naming) as shard:
         with source.open() as read:
             done, ahead, lookahead_left = 0, 0, _LOOKAHEAD_BYTES
             for i, place in enumerate(places):
@@ -109,8 +108,6 @@ def _build_anew(work: Work, number: int, add: Callable[[int], None]) -> Built:
         if work.note:
             note_built(work.directory, plan.dataset_id, built)
         add(done)
-    finally:
-        shard.discard()  # unless it has its name
     return built
 
 

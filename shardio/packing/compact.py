@@ -35,7 +35,7 @@ from ..formats.version import NONE, Numbers, SourceNotes, history, load_excluded
 from ..storage import local
 from ..storage.location import local_path
 from ..storage.options import Storage
-from ..units import check_bool, check_size, refuse_options, show_count, show_size
+from ..units import Summary, check_bool, check_size, refuse_options, show_count, show_size
 from . import journal, output_dir
 from .job import Job, Run
 from .options import ADVICE, PackOptions, PathLike, PlanOptions
@@ -54,8 +54,8 @@ _BY_KEY = ("imagefolder", "files", "trees", "listing", "coco")  # sources that l
 _SEALS = {"values", "members"}  # options that are hashes of what a source has
 
 
-@dataclass
-class Compacted:
+@dataclass(repr=False)
+class Compacted(Summary):
     """The result of one call of `compact`; as str, a summary."""
 
     out: str
@@ -69,9 +69,6 @@ class Compacted:
     versions: dict[str, str] = field(default_factory=dict)  # the new ones, by split
     dry_run: bool = False
     already: bool = False  # its shards are as they would be; nothing was done
-
-    def __repr__(self) -> str:
-        return f"<{str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
         shown, records = printable(self.out, 4096), show_count(self.records, "record")
@@ -449,12 +446,10 @@ def _replace_shards(one: _Work, job: Job, newest: Manifest, done: Compacted) -> 
         blob_bytes=sum(built.blob_bytes for built in job.built),
         overlays=overlays,
     )
-    after, files = with_excluded(after, np.flatnonzero(np.isin(one.numbers, dropped)))
     if (notes := load_sources(index, newest)) is not None:
         notes = notes.grown(newest.stored_records)
         notes = SourceNotes(notes.sizes[one.numbers], notes.times[one.numbers])
-        side, data = notes.dump(plan.dataset_id)
-        after, files = replace(after, sources=side), {**files, side.name: data}
+    after, files = with_excluded(after, np.flatnonzero(np.isin(one.numbers, dropped)), notes)
     changes = {"left out": one.left_out}
     done.versions[one.split] = commit(one.place, newest, after, COMMAND, changes, files).version_id
     done.shards += len(infos)

@@ -38,7 +38,7 @@ from ..storage.lock import JOURNAL
 from ..storage.options import Storage
 from ..storage.remote import RemoteLocation
 from ..storage.upload import DIFFERS, Upload
-from ..units import check_bool, check_group, check_int, show_count, show_size
+from ..units import Summary, check_bool, check_group, check_int, show_count, show_size
 from . import output_dir
 from .objects import LOOKS, each, looked
 from .options import PathLike
@@ -51,8 +51,8 @@ _AGAIN = 3  # times that a file that came damaged from a store is read anew
 _AHEAD = 64 << 20  # bytes of the next file that are asked for, while the one before is copied
 
 
-@dataclass
-class Copied:
+@dataclass(repr=False)
+class Copied(Summary):
     """The result of one call of `copy`; as str, a summary."""
 
     out: str
@@ -64,9 +64,6 @@ class Copied:
     replaced: bool = False  # another dataset, whose shards are still there
     seconds: float = 0.0
     part: tuple[int, int] | None = None  # which part was copied, and of how many; None: all
-
-    def __repr__(self) -> str:
-        return f"<{str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
         what = f"{show_count(self.files, 'file')}, {show_size(self.bytes)}"

@@ -30,7 +30,7 @@ from ..storage import local
 from ..storage.base import Location
 from ..storage.local import LocalDirectory
 from ..storage.options import Storage
-from ..units import check_bool, check_int, show_count, show_size
+from ..units import check_bool, check_choice, check_int, show_count, show_size
 from . import journal
 from .erase import Erasing, choose, erased_numbers
 from .grow import some
@@ -40,7 +40,7 @@ from .process_pool import Progress, Report, processes
 from .sources.base import Problem
 from .unfinished import Unfinished, unfinished_with
 from .verify import Damage, FoundDamage, find_damage
-from .versions import changing, check_keys, commit, keys_text, version_lines, with_excluded
+from .versions import changing_all, check_keys, commit, keys_text, version_lines, with_excluded
 
 
 @dataclass
@@ -189,8 +189,7 @@ def drop(
         raise OptionError("drop: max_pixels and jobs go with damaged, which decodes all images")
     if restart and not erase:
         raise OptionError("restart: without erase, unfinished work stays as it is; leave it out")
-    if missing not in ("error", "ignore"):
-        raise OptionError(f"missing is {printable(repr(missing))}; expected 'error' or 'ignore'")
+    check_choice("missing", missing, "error", "ignore")
     top, data = find_place(path, storage), data_root(storage)
     wanted = None if keys is None else check_keys("keys", keys)
     chosen = where if isinstance(where, Mapping) or where is None else conditions(where)
@@ -198,9 +197,8 @@ def drop(
     looked = _find_damage(done, top, data, max_pixels, jobs, progress) if damaged else {}
     with resumable(), contextlib.ExitStack() as owners:
         work, seen, erased = list[_Work](), set[bytes](), 0
-        for split, place in top.datasets().items():
+        for split, place, before in changing_all(top.datasets(), owners, dry_run):
             index = place.location
-            before = manifest.load(index) if dry_run else owners.enter_context(changing(place))
             reader = Reader(index, before, root=data)
             old, gone = reader.dropped, erased_numbers(reader)
             # What is dropped is looked at again where its bytes are still to go.

@@ -23,21 +23,14 @@ from ..formats import PACKED, open_shard
 from ..formats.base import Column, Opening, Overlay, Shard, ShardInfo
 from ..formats.erased import after_erasing
 from ..formats.manifest import Manifest, Successor
-from ..formats.overlay import files_of_shard, open_values, rows_and_values, rows_of
+from ..formats.overlay import files_of_shard
 from ..formats.record import ERASED, FRAME, RecordShard, erased_in
-from ..formats.version import (
-    NONE,
-    Numbers,
-    history,
-    load_excluded,
-    load_sources,
-    load_tags,
-)
+from ..formats.version import NONE, Numbers, history, load_excluded, load_sources, load_tags
 from ..storage import local
-from .place import Place, Workspace
+from .place import Place
 from .process_pool import Report
 from .shard_writer import ShardWriter
-from .values_file import write_values
+from .values_file import write_without
 
 _ZERO: Mapping[str, Any] = {"b": False, "f": 0.0}  # what takes the place of a value; of others 0
 _NOTHING = Successor(0, bytes(32), 0, 0)
@@ -174,17 +167,19 @@ class Erasing:
                 erased.pop(new.name, None)  # of a shard that was there before, and is again
                 erased[part.info.name] = Successor(new.size, new.sha256, new.index_checksum, gone)
             for name, values in self._values.items():
-                gone = every = values.info.records
+                info, part = values.info, self.parts[values.shard]
+                left, gone = None, info.records
                 if values.shard in self._needed:
-                    gone = self._gone_of(values)
-                    report.add(values.info.size)
+                    own = values.opening, values.beside, info, part.info, part.records
+                    left, gone = write_without(space.folder, *own)
+                    report.add(info.size)
                     report.show()
-                if gone == every:
+                if left is None:
                     erased[name] = _NOTHING._replace(gone=gone)
                 elif gone:
-                    new = self._write_values(space, values)
-                    erased.pop(new.name, None)
-                    erased[name] = Successor(new.size, new.sha256, new.index_checksum, gone)
+                    space.take(left)
+                    erased.pop(left.name, None)
+                    erased[name] = Successor(left.size, left.sha256, left.index_checksum, gone)
         files, side = dict[str, bytes](), dataset.sources
         if side is not None and side.name in self._notes:
             if (notes := load_sources(self.reader.index, dataset)) is None:
@@ -195,24 +190,6 @@ class Erasing:
                 erased.pop(side.name, None)
         after = replace(dataset, erased=erased, sources=side)
         return after_erasing(after, after), files
-
-    def _gone_of(self, values: _Values) -> int:
-        """Return of how many of the records a file has values. Raises DamageError."""
-        part = self.parts[values.shard]
-        with contextlib.closing(_opened(values)) as file:
-            return int(np.isin(rows_of(file, part.info.records), part.records).sum())
-
-    def _write_values(self, space: Workspace, values: _Values) -> ShardInfo:
-        """Write a file of values without those of the records. Raises DamageError, StorageError."""
-        part = self.parts[values.shard]
-        gone = {*part.records.tolist()}
-        with contextlib.closing(_opened(values)) as file:
-            pairs = rows_and_values(file, part.info.records)
-            kept = ((row, value) for row, value in pairs if row not in gone)
-            id_ = values.opening.dataset_id
-            new = write_values(space.folder, id_, values.beside, part.number, kept, [])
-        space.take(new)
-        return new
 
     def _write(self, folder: str, part: _Part, token: str) -> tuple[ShardInfo, int]:
         """Write one shard anew into a folder.
@@ -225,24 +202,19 @@ class Erasing:
         with contextlib.closing(open_shard(one.format, opening, part.info)) as shard:
             assert isinstance(shard, RecordShard)
             gone, blobs = {*records.tolist()}, 0
-            schema, id_ = one.stored_schema, one.dataset_id
-            writer = ShardWriter(
-                folder, token, schema, id_, part.number, one.format, version=ERASED
-            )
-            try:
+
+            own = folder, token, one.stored_schema, one.dataset_id, part.number, one.format
+            with ShardWriter(*own, version=ERASED) as writer:
                 for record, stored in enumerate(shard.stored(0, shard.records)):
                     if record in gone:
                         _, length, head = FRAME.unpack_from(stored)
                         blobs += max(0, min(length, len(stored)) - head)  # whatever it says
                     writer.write_stored(None if record in gone else stored)
-                    writer.flush()
                 hashes = shard.key_hashes.copy()
                 hashes[records] = 0
                 writer.index_as(hashes.tolist(), dict(_columns(shard, records)))
                 new = writer.finish()
                 writer.commit(new.name)
-            finally:
-                writer.discard()
         return new, blobs
 
 
@@ -258,10 +230,6 @@ def _columns(shard: Shard, gone: Numbers) -> Iterator[tuple[str, list[Any]]]:
         for record in gone.tolist():
             values[record] = none
         yield name, values
-
-
-def _opened(values: _Values) -> RecordShard:
-    return open_values(values.opening, values.info, PACKED["record"].open)
 
 
 def choose(place: Place, reader: Reader, numbers: Numbers, keys: Collection[bytes]) -> Erasing:

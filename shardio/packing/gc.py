@@ -37,8 +37,7 @@ from .index import is_sidecar
 from .objects import LOOKS, each
 from .place import find_place
 from .sources.archives.inflate import is_unpacked
-from .versions import files_of, is_kept, is_ours, is_overlay
-from .versions import is_sidecar as is_version_file
+from .versions import files_of, is_ours
 
 KEEP_S = 24 * 3600.0
 
@@ -118,13 +117,11 @@ def gc(
 def _clean_store(index: Target, keep_s: float, keep_versions: int | None, done: Cleaned) -> None:
     """Remove what nobody needs of a dataset in a store. Raises BusyError, StorageError."""
     assert isinstance(index, RemoteLocation)
-    there = list[ObjectEntry]()
-    for entry in index.walk(there.clear):
-        there.append(entry)
+    there = index.objects()
     # Listed first: what was committed since is named now.
     versions, named = _named(index, keep_versions)
     replaced = max((one.mtime_ns for one in there if one.path == manifest.MANIFEST), default=0)
-    unnamed = [one for one in sorted(there) if "/" not in one.path and one.path not in named]
+    unnamed = [one for one in there if "/" not in one.path and one.path not in named]
     with ThreadPoolExecutor(LOOKS, "shardio-gc") as pool:
         ours = [*pool.map(lambda one: is_ours(index, one.path), unnamed)]
     going = list[ObjectEntry]()
@@ -241,7 +238,7 @@ def _unnamed(
             needed = name in named or new or not ours
         elif name == JOURNAL:
             needed = resumable or data is None
-        elif any(one(folder, name) for one in (is_sidecar, is_version_file, is_overlay, is_kept)):
+        elif is_ours(LocalDirectory(folder), name) or is_sidecar(folder, name):
             needed = name in named
         else:
             ours = journal.is_ours(folder, name) or journal.is_rejected_part(folder, name)

@@ -192,11 +192,7 @@ def _end_of_header(start: bytes) -> int:
 
 
 def _of_array(
-    shown: str,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    get: Get,
-    named: dict[str, str] | None,
+    shown: str, shape: tuple[int, ...], dtype: np.dtype[Any], get: Get, named: dict[str, str] | None
 ) -> GivenValues:
     """Give entries as values: numbers of an array of one dimension, else arrays."""
     name = _only(shown, named)

@@ -39,7 +39,7 @@ from ..order.subset import describe_conditions
 from ..storage import lock
 from ..storage.location import local_path, locate_target
 from ..storage.options import Storage
-from ..units import check_group, show_count
+from ..units import check_choice, check_group, show_count
 from . import journal, output_dir, reencode, sources
 from .built import Built
 from .earlier_plan import earlier_plans, refuse_others
@@ -303,8 +303,7 @@ def grow(source: PathLike, out: PathLike, call: Call) -> Growth:
     All records of the source are listed, with the numbers that its classes have in the dataset.
     Where `append` planned ahead, nothing is listed.
     """
-    if call.on_error not in ("raise", "skip"):
-        raise OptionError(f"on_error is {call.on_error!r}; expected 'raise' or 'skip'")
+    check_choice("on_error", call.on_error, "raise", "skip")
     check_executor(call.executor)
     here = SourceOptions() if call.read is None else call.read
     top = place_at(
@@ -606,11 +605,9 @@ def _add_shards(
     one.place.add(one.work, [info.name for info in infos])
     after = manifest.extended(newest, infos, sum(shard.blob_bytes for shard in built), one.classes)
     dropped = load_excluded(one.place.location, newest)
-    after, files = with_excluded(after, np.union1d(dropped, one.gone))
     if (known := notes(one, after.stored_records)) is not None:
-        gone = erased_numbers(Reader(one.place.location, newest))
-        side, data = known.without(gone).dump(after.dataset_id)
-        after, files = replace(after, sources=side), {**files, side.name: data}
+        known = known.without(erased_numbers(Reader(one.place.location, newest)))
+    after, files = with_excluded(after, np.union1d(dropped, one.gone), known)
     added = sum(info.records for info in infos)
     _list_left_out(one)
     new = commit(one.place, newest, after, command, changes(one, added), files)

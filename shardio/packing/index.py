@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import itertools
 import os
 import re
@@ -40,8 +39,7 @@ from ..errors import (
 )
 from ..formats import FOREIGN, check_foreign, claims, manifest
 from ..formats.foreign.arrow import splits_in
-from ..formats.foreign.base import MAGIC, sidecar_name
-from ..formats.foreign.imagefolder import describe
+from ..formats.foreign.base import MAGIC, has_sidecar_name, sidecar_name
 from ..images.filetype import ALL_ENDINGS
 from ..names import file_name, from_file_name, key_bytes, key_text
 from ..storage import local
@@ -52,14 +50,14 @@ from ..storage.location import local_path, locate
 from ..storage.memory import MemoryLocation
 from ..storage.options import Storage
 from ..storage.remote import RemoteLocation
-from ..units import check_bool, check_group, show_count, show_size
+from ..units import Summary, check_bool, check_choice, check_group, show_count, show_size
 from . import journal, output_dir, scan_notes
 from .options import PackOptions
 from .parts import Announce, PartOptions, show_closing
 from .plan import make_plan
 from .process_pool import Executor, Progress, check_executor, processes
 from .reindex import How, commit_again, compare
-from .scan import Found, dataset_id_of, manifest_of, problems_of, scan_all
+from .scan import Found, Runs, dataset_id_of, manifest_of, problems_of, scan_all
 from .sources.base import Listing, Problem, SourceRequest, renumber
 from .sources.field_names import fields_text
 from .sources.files import DiskFolder, identity, is_ignored
@@ -72,11 +70,10 @@ _SPLIT = re.compile(
     r"(?i)(?<![a-z])(train(?:ing)?|val(?:id(?:ation)?)?|dev|test(?:ing)?|eval(?:uation)?)(?![a-z])"
 )
 _SHOWN = 10  # names of files that are told
-_SIDECAR = re.compile(r"\d{5,}-[0-9a-f]{8}\.index")
 
 
-@dataclass
-class Indexed:
+@dataclass(repr=False)
+class Indexed(Summary):
     """The result of one call of `index`; as str, a summary of lines."""
 
     out: str
@@ -106,9 +103,6 @@ class Indexed:
     dry_run: bool = False
     rejected: list[tuple[str, str]] = field(default_factory=list)  # images left out: key, reason
     rejected_before: int = 0  # files that were left out before, and are as they were
-
-    def __repr__(self) -> str:
-        return f"<{str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
         rate = self.bytes / max(self.seconds, 1e-9) / 1e6
@@ -242,8 +236,7 @@ def index(
     DamageError, StorageError, ExistsError, BusyError.
     """
     check_bool(overwrite=overwrite, checksum=checksum, forget=forget, dry_run=dry_run)
-    if gone not in (None, "drop"):
-        raise OptionError(f"gone is {printable(repr(gone))}; expected 'drop'")
+    check_choice("gone", gone, None, "drop")
     check_executor(executor)
     storage = check_group("storage", storage, Storage)
     chosen = PartOptions(part=part, parts=parts, stagger_s=stagger_s).begun(announce)
@@ -270,13 +263,13 @@ def index(
         output_dir.refuse_images(LocalDirectory(folder))
     done = Indexed(folder, found.root, found.format, part=chosen.chosen, dry_run=dry_run)
     done.ignored, done.notes = found.ignored, found.notes
+    numbered = numbering is not None
+    how = How(wanted, numbered, checksum, gone, forget, jobs, executor, progress, skip)
     if (before := _indexed(folder, overwrite, done.part)) is not None:
-        numbered = numbering is not None
-        how = How(wanted, numbered, checksum, gone, forget, jobs, executor, progress, skip)
         _index_again(done, found, before, how)
     else:
         shards = None if done.part is None else chosen.shards_of(len(found.names))
-        _index_first(done, found, wanted, shards, overwrite, (jobs, progress, executor, skip))
+        _index_first(done, found, how, shards, overwrite)
     done.seconds = time.perf_counter() - began
     return done
 
@@ -286,8 +279,7 @@ def _skips(on_error: str, found: Found, part: object, folder: str) -> bool:
 
     Raises OptionError, ExistsError where a user's list of them is in the folder of the index.
     """
-    if on_error not in ("raise", "skip"):
-        raise OptionError(f"on_error is {printable(repr(on_error))}; expected 'raise' or 'skip'")
+    check_choice("on_error", on_error, "raise", "skip")
     if on_error == "skip" and found.listing is None:
         raise OptionError(
             f"{printable(found.root)}: --on-error skip goes with a folder of images; a file of "
@@ -301,26 +293,20 @@ def _skips(on_error: str, found: Found, part: object, folder: str) -> bool:
 
 
 def _index_first(
-    done: Indexed,
-    found: Found,
-    wanted: Mapping[str, str],
-    shards: range | None,
-    overwrite: bool,
-    work: tuple[int, Progress | None, Executor | None, bool],
+    done: Indexed, found: Found, how: How, shards: range | None, overwrite: bool
 ) -> None:
     """Scan all files, or a part of them, and write the manifest. Raises as `index` does.
 
-    shards: of the part; None: all. work: processes, progress, executor, and whether files that
-    cannot be indexed are left out
+    shards: of the part; None: all
     """
-    folder, (jobs, progress, executor, skip) = done.out, work
+    folder = done.out
     if done.dry_run:
         raise OptionError(
             f"{printable(folder)}: no index is here yet, so there is nothing to compare: leave "
             "--dry-run out"
         )
     local.make_directory(folder)
-    dataset_id = dataset_id_of(found, wanted)
+    dataset_id = dataset_id_of(found, how.fields)
     with _working(folder, dataset_id, shards):
         if _indexed(folder, overwrite, done.part) is not None:  # made a moment ago
             raise BusyError(f"{printable(folder)}: another index was made here just now: try again")
@@ -329,17 +315,15 @@ def _index_first(
         known = {number: note for number, note in noted if note is not None}
         save = functools.partial(scan_notes.save, folder, found, dataset_id)
         note = None if shards is None else save
-        scan = functools.partial(scan_all, found, folder, dataset_id, jobs, progress)
-        scanned = scan(numbers, known, note, executor, skip)
+        of_call = how.jobs, how.progress, numbers, known, note, how.executor, how.skip
+        scanned = scan_all(found, folder, dataset_id, *of_call)
         infos = [one.info for one in scanned if one.info is not None]
         done.shards, done.records = len(infos), sum(info.records for info in infos)
         done.bytes = sum(info.size for info in infos)
-        if executor is not None:
-            names = (sidecar_name(info.number, info.index_checksum) for info in infos)
-            output_dir.refuse_unseen(LocalDirectory(folder), names)
+
         if shards is None:
             journal.remove_rejected(LocalDirectory(folder))  # of the index that is replaced
-            _write_manifest(done, manifest_of(found, scanned, wanted, dataset_id), overwrite)
+            _write_manifest(done, manifest_of(found, scanned, how.fields, dataset_id), overwrite)
             _list_left_out(done, found, found, None, problems_of(found, scanned))
 
 
@@ -407,7 +391,7 @@ def _list_left_out(
 
 
 def _fill_in(done: Indexed, one: manifest.Manifest) -> None:
-    """Fill in what the manifest of an index that was there says."""
+    """Fill in what the manifest says."""
     done.shards, done.records, done.bytes = one.shards, one.records, one.size
     done.sources, done.fields = one.options.get("fields", {}), dict(one.schema.fields)
     done.classes = None if one.classes is None else len(one.classes)
@@ -420,15 +404,12 @@ def _write_manifest(
     index_manifest, done.left_out = described
     local.write_file(done.out, manifest.MANIFEST, index_manifest.dump(), replace=overwrite)
     scan_notes.remove(done.out)
-    done.sources = index_manifest.options["fields"]
-    done.fields = dict(index_manifest.schema.fields)
+    _fill_in(done, index_manifest)
     if done.format == "webdataset" and {*done.fields.values()} <= {"key", "image"}:
         done.notes.append(
             "images only, and no labels: if folders in the tars, or the tars, are classes, "
             "`shardio pack` makes labels of them"
         )
-    if index_manifest.classes is not None:
-        done.classes = len(index_manifest.classes)
 
 
 def in_memory(
@@ -462,8 +443,8 @@ def is_sidecar(folder: str, name: str) -> bool:
 
     Or one that is being written, or was when its process died.
     """
-    named = _SIDECAR.fullmatch(name) or local.is_temporary(name)
-    return bool(named) and journal.first_bytes(folder, name, len(MAGIC)) == MAGIC
+    named = has_sidecar_name(name) or local.is_temporary(name)
+    return named and journal.first_bytes(folder, name, len(MAGIC)) == MAGIC
 
 
 # --- what is there --------------------------------------------------------------------------------
@@ -522,11 +503,8 @@ def _find(
 
 def _objects(place: RemoteLocation) -> dict[str, ObjectEntry]:
     """Return the objects of a folder in a store by their paths, but hidden ones."""
-    found: dict[str, ObjectEntry] = {}
-    for listed in place.walk(found.clear):
-        if not any(part.startswith(".") for part in listed.path.split("/")):
-            found[listed.path] = listed
-    return found
+    hidden = re.compile(r"(^|/)\.")
+    return {one.path: one for one in place.objects() if not hidden.search(one.path)}
 
 
 def _one_object(place: RemoteLocation, name: str, format: str | None, files: str | None) -> Found:
@@ -787,32 +765,12 @@ def _images(
         listing = renumber(listing, manifest.classes_of(classes))
     # As `pack` without options has them, so that the order is the same.
     plan = make_plan(listing, PackOptions(format="imagefolder", shuffle=True))
-    number = {key_bytes(name): label for label, name in enumerate(listing.classes or ())}
-    names, sizes, marks, extras = [], [], [], []
+    runs, places = Runs(listing), {key: place for place, key in enumerate(listing.keys)}
     for shard in range(plan.shards):
-        rows = plan.rows(shard)
-        keys = rows.keys
-        labels = [number[key[: key.index(b"/")]] for key in keys] if number else None
-        names.append(f"files-{shard:05d}")
-        sizes.append(int(plan.shard_bytes[shard]))
-        marks.append(hashlib.sha256(rows.mtimes.tobytes()).hexdigest())
-        extras.append(describe(keys, rows.sizes, labels))
-    return Found(
-        root,
-        "imagefolder",
-        locate(root),
-        names,
-        sizes,
-        marks,
-        extras,
-        plan.dataset_id,
-        listing.classes,
-        plan.options.record(),
-        listing.ignored,
-        list(listing.notes),
-        listing.problems,
-        listing,
-    )
+        runs.add(f"files-{shard:05d}", [places[key] for key in plan.rows(shard).keys])
+    own = runs.names, runs.sizes, runs.marks, runs.extras, plan.dataset_id, listing.classes
+    told = listing.ignored, list(listing.notes), listing.problems, listing
+    return Found(root, "imagefolder", locate(root), *own, plan.options.record(), *told)
 
 
 def _each_split(root: str, listings: Mapping[str, Listing], out: str | None) -> str:

@@ -26,7 +26,7 @@ from ..storage import local, lock
 from ..storage.local import LocalDirectory
 from ..storage.location import Target, local_path, locate, locate_target, path_text
 from ..storage.options import Storage
-from ..units import check_bool, check_group, refuse_options
+from ..units import check_bool, check_choice, check_group, refuse_options
 from . import output_dir, reencode, sources
 from .earlier_plan import committed_plans, earlier_plans, refuse_others
 from .job import Job, Run, least_bytes, show_pixels, unpackable
@@ -103,8 +103,7 @@ def pack(
     call = PackCall(format, shard_size, resize, read, images, plan)
     check_bool(overwrite=overwrite, dry_run=dry_run)
     check_executor(executor)
-    if on_error not in ("raise", "skip"):
-        raise OptionError(f"on_error is {on_error!r}; expected 'raise' or 'skip'")
+    check_choice("on_error", on_error, "raise", "skip")
     chosen = call.plan.begun(announce, wait=not dry_run)
     run = Run(processes(jobs), overwrite, chosen, on_error == "skip", executor=executor)
     place = locate_target(out, to, source, call.storage)

@@ -107,7 +107,10 @@ class _Uploading(Workspace):
 class Place:
     """A directory, or a folder of a store, with a dataset or the splits of one: the base class."""
 
-    location: LocalDirectory | RemoteLocation
+    location: Target
+
+    def __init__(self, location: Target) -> None:
+        self.location = location
 
     @property
     def url(self) -> str:
@@ -122,7 +125,7 @@ class Place:
 
     def below(self, name: str) -> Place:
         """Return the folder of this name in it."""
-        raise NotImplementedError
+        return place_at(self.location.below(name))
 
     def owned(self) -> contextlib.AbstractContextManager[None]:
         """Keep others from changing it, if that can be done.
@@ -139,10 +142,6 @@ class Place:
     def stored(self, name: str) -> Stored:
         """Read a small file that will be replaced. Raises FileNotFoundError, StorageError."""
         raise NotImplementedError
-
-    def put(self, name: str, data: bytes) -> None:
-        """Write a small file whose name is of its content. Raises StorageError."""
-        self.location.write(name, data)
 
     def replace(self, name: str, old: Stored | None, data: bytes, kept: str = "") -> None:
         """Write a file in place of what was read; None: of none.
@@ -206,12 +205,6 @@ class _Directory(Place):
 
     location: LocalDirectory
 
-    def __init__(self, location: LocalDirectory) -> None:
-        self.location = location
-
-    def below(self, name: str) -> Place:
-        return _Directory(self.location.below(name))
-
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
         manifest.load(self.location)  # explains what is here, if it is nothing
@@ -258,12 +251,6 @@ class _Folder(Place):
     """A folder of an object store."""
 
     location: RemoteLocation
-
-    def __init__(self, location: RemoteLocation) -> None:
-        self.location = location
-
-    def below(self, name: str) -> Place:
-        return _Folder(self.location.below(name))
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:

@@ -36,23 +36,21 @@ from ..formats.foreign.base import (
     sidecar_checksum,
     sidecar_name,
 )
-from ..formats.foreign.imagefolder import ImageRun, describe, described_keys
+from ..formats.foreign.imagefolder import ImageRun, described_keys
 from ..formats.index import checksum, key_hash
 from ..formats.manifest import Manifest
 from ..formats.overlay import newest_of
 from ..formats.sample import Schema
 from ..formats.version import NONE, Numbers, SourceNotes, history, load_sources
-from ..names import key_bytes, key_text
+from ..names import key_text
 from ..storage import local
 from ..storage.base import Location
-from ..storage.local import LocalDirectory
 from ..storage.location import locate
 from ..units import show_count
-from . import output_dir
 from .options import PackOptions
 from .plan import make_plan
 from .process_pool import Executor, Progress, Report, run
-from .scan import FieldValues, Found, Scanned, manifest_of, problems_of, scan_all
+from .scan import FieldValues, Found, Runs, Scanned, manifest_of, problems_of, scan_all
 from .sources.base import Listing, Problem, renumber
 from .values_file import values_of, write_values
 from .versions import commit, with_excluded
@@ -63,7 +61,7 @@ _SEEN = {"bytes": "bytes", "image": "bytes", "array": "ndarray"}
 
 @dataclass(frozen=True)
 class How:
-    """How files are indexed again; as of `index`."""
+    """How files are indexed; as of `index`."""
 
     fields: Mapping[str, str]
     numbered: bool  # by the classes of another dataset
@@ -191,7 +189,7 @@ def _in_runs(again: Again, index: Location, listing: Listing, numbered: bool) ->
     """
     before = again.before
     listing = _with_classes(before, listing, numbered)
-    runs = _Runs(listing)
+    runs = Runs(listing)
     places = {key: place for place, key in enumerate(listing.keys)}
     for at, name in enumerate(before.names or ()):
         if (side := _whole(index, before, at)) is None:
@@ -247,27 +245,6 @@ def _with_classes(before: Manifest, listing: Listing, numbered: bool) -> Listing
     return renumber(listing, own)
 
 
-class _Runs:
-    """Runs of images of a folder, as `Found` has them."""
-
-    def __init__(self, listing: Listing) -> None:
-        self._listing = listing
-        classes = enumerate(listing.classes or ())
-        self._label = {key_bytes(name): label for label, name in classes}
-        self.names, self.marks = list[str](), list[str]()
-        self.sizes, self.extras = list[int](), list[bytes]()
-
-    def add(self, name: str, places: Sequence[int]) -> None:
-        """Add a run of these images, by their places in the listing."""
-        keys, numbers = [self._listing.keys[place] for place in places], np.array(places, np.int64)
-        labels = [self._label[key[: key.index(b"/")]] for key in keys] if self._label else None
-        sizes, times = self._listing.sizes[numbers], self._listing.mtimes[numbers]
-        self.names.append(name)
-        self.sizes.append(int(sizes.sum()))
-        self.marks.append(hashlib.sha256(times.tobytes()).hexdigest())
-        self.extras.append(describe(keys, sizes, labels))
-
-
 def _other_images(again: Again, index: Location) -> Iterator[str]:
     """Yield the images in runs that are not the same whose bytes are others, of the same size."""
     found, old = again.found, {name: at for at, name in enumerate(again.before.names or ())}
@@ -301,25 +278,12 @@ def commit_again(
     before, found = again.before, again.found
     theirs = {**_theirs(before, how.fields), **how.fields}
     known = {now: Scanned(_renumbered(folder, before, at, now)) for now, at in again.same.items()}
-    every = range(len(found.names))
-    scanned = scan_all(
-        found,
-        folder,
-        before.dataset_id,
-        how.jobs,
-        how.progress,
-        every,
-        known,
-        executor=how.executor,
-        skip=how.skip,
-    )
+    of_call = how.jobs, how.progress, None, known, None, how.executor, how.skip
+    scanned = scan_all(found, folder, before.dataset_id, *of_call)
     _leave_out(again, folder, scanned)
     list_left_out(again.rejected)
     found = again.found
-    if how.executor is not None:
-        infos = [one.info for one in scanned if one.info is not None]
-        names = (sidecar_name(info.number, info.index_checksum) for info in infos)
-        output_dir.refuse_unseen(LocalDirectory(folder), names)
+
     after, left_out = manifest_of(
         found, scanned, theirs, before.dataset_id, _known(before, theirs, again)
     )
@@ -334,14 +298,11 @@ def commit_again(
     options = after.options if found.listing is not None else before.options | after.options
     after = replace(after, schema=_schema(before, after), options=options)
     after, numbers = _carried(again, after, folder, how.forget)
-    after, files = with_excluded(after, numbers)
     noted = zip(found.sizes, found.marks, strict=True)
     sizes = np.array([size if mark else -1 for size, mark in noted], np.int64)
     times = np.array([*map(_mark, found.marks)], np.int64)
-    side, data = SourceNotes(sizes, times).dump(after.dataset_id)
-    after = replace(after, sources=side)
-    changes = _changes(again, after)
-    return commit(folder, before, after, "index", changes, files | {side.name: data}), left_out
+    after, files = with_excluded(after, numbers, SourceNotes(sizes, times))
+    return commit(folder, before, after, "index", _changes(again, after), files), left_out
 
 
 def _leave_out(again: Again, folder: str, scanned: list[Scanned]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import json
+import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,7 +38,6 @@ from ..formats.version import NONE, TAGS, history, kept_id, load_excluded, sidec
 from ..names import key_text
 from ..storage import lock
 from ..storage.base import File
-from ..storage.listing import ObjectEntry
 from ..storage.local import LocalDirectory, open_file
 from ..storage.location import Target
 from ..storage.lock import JOURNAL
@@ -51,7 +51,7 @@ LEAST = 4  # bytes of a key that is searched for in other files than shards
 _CHUNK = 1 << 20  # bytes of a file that are searched at a time
 _WIDE = 8  # bytes of a key's end by which it is found; of a shorter one, LEAST
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-_MAX_SEALED = manifest.MAX_MANIFEST
+
 _ELSEWHERE = "not seen: caches, copies and backups elsewhere"
 _OF_PLACE = {  # by whether it is a store
     False: (
@@ -151,10 +151,7 @@ def _files_in(top: Target) -> Iterator[tuple[Target, str]]:
             for name in sorted(names):
                 yield LocalDirectory(folder), name
         return
-    there = list[ObjectEntry]()
-    for entry in top.walk(there.clear):
-        there.append(entry)
-    for path, *_ in sorted(there):
+    for path, *_ in top.objects():
         within, _, name = path.rpartition("/")
         yield top.below(within) if within else top, name
 
@@ -343,7 +340,7 @@ def _has_no_keys(file: File, name: str) -> bool:
     """Return whether a file is one of ours that names no record: a manifest, tags, exclusions."""
     if name in (MANIFEST, SPLITS, TAGS) or kept_id(name) is not None:
         with contextlib.suppress(ShardioError):
-            if file.size <= _MAX_SEALED:
+            if file.size <= manifest.MAX_MANIFEST:
                 return bool(manifest.parse_sealed(file.read(0, file.size), file.name))
     magic = sidecar_magic(name)
     return magic is not None and file.size > len(magic) and file.read(0, len(magic)) == magic
@@ -358,8 +355,8 @@ class _Search:
         forms = {form: key for key in keys for form in _forms(key) if len(form) >= LEAST}
         self._longest = max(map(len, forms), default=0)
         self._by_end = [
-            _Ends(width, {form: key for form, key in forms.items() if _fits(form, width)})
-            for width in (_WIDE, LEAST)
+            _Ends(width, {form: key for form, key in forms.items() if fits(len(form), _WIDE)})
+            for width, fits in ((_WIDE, operator.ge), (LEAST, operator.lt))
         ]
 
     def in_shard(self, shard: RecordShard) -> Iterator[tuple[int, bytes | None]]:
@@ -429,10 +426,6 @@ class _Ends:
 def _mixed(values: np.ndarray[Any, np.dtype[np.uint64]]) -> Sequence[int] | Any:
     """Return 16 bits of each value, which all of its bits decide."""
     return (values * _MIX) >> np.uint64(48)
-
-
-def _fits(form: bytes, width: int) -> bool:
-    return len(form) >= _WIDE if width == _WIDE else len(form) < _WIDE
 
 
 def _forms(key: bytes) -> set[bytes]:

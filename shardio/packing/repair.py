@@ -23,19 +23,12 @@ import numpy as np
 
 from .._version import __version__
 from ..dataset.reader import Reader
-from ..errors import (
-    BusyError,
-    DamageError,
-    ExistsError,
-    OptionError,
-    StorageError,
-    printable,
-)
+from ..errors import BusyError, DamageError, ExistsError, OptionError, StorageError, printable
 from ..formats import PACKED, manifest, open_shard
 from ..formats.base import Opening, Overlay, ShardInfo
 from ..formats.index import SCALARS, key_hash
 from ..formats.manifest import GROWN, MANIFEST, SPLITS, Commit, Manifest, Successor, overlay_name
-from ..formats.overlay import ROW, files_of_shard, open_values, rows_and_values, rows_of
+from ..formats.overlay import ROW, files_of_shard, rows_of
 from ..formats.record import ERASED, RecordShard, erased_in, seed_of
 from ..formats.version import Numbers, load_excluded, load_sources
 from ..names import KEY, from_file_name, key_text
@@ -45,12 +38,12 @@ from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate
 from ..storage.lock import JOURNAL
 from ..storage.options import Storage
-from ..units import check_group, show_count, show_size
+from ..units import Summary, check_group, show_count, show_size
 from . import journal, output_dir, rebuild
 from .process_pool import Progress, Report, processes, run
 from .salvage import Damaged, Piece, find, index_of, read, sample_of, why_lost
 from .shard_writer import ShardWriter
-from .values_file import write_values
+from .values_file import write_values, write_without
 from .versions import commit_time, version_lines, with_excluded
 
 LOST = "lost.jsonl"
@@ -78,8 +71,8 @@ class Lost:
         return f"{printable(self.shard)}: {what}{key}: {self.why}"
 
 
-@dataclass
-class Repaired:
+@dataclass(repr=False)
+class Repaired(Summary):
     """The result of one call of `repair`; as str, a summary of lines."""
 
     out: str
@@ -94,9 +87,6 @@ class Repaired:
     same: bool = True  # as it was packed: the same bytes, manifests included
     notes: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)  # the new ones, by split
-
-    def __repr__(self) -> str:
-        return f"<{str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
         records = [one for one in self.lost if one.field is None]
@@ -128,7 +118,7 @@ class _Mended(NamedTuple):
     """What became of one file."""
 
     info: ShardInfo | None  # of the new one; None: nothing was left of a file of values
-    way: int  # 0: it was whole, 1: it came from the copy, 2: it was written anew
+    counter: str  # of Repaired: "whole", "copied" or "written"
     lost: list[tuple[int | None, str | None, str]]  # records, keys, and why
 
 
@@ -159,41 +149,39 @@ class _Dataset:
     index: Location
     copy: Location | None
     folder: str
-    one: Manifest
+    before: Manifest
     data: bytes | None  # its manifest, as a file has it
     notes: list[str]
     claims: list[rebuild.Claim]
 
     def __post_init__(self) -> None:
-        if (self.one.shard_records * _LEAST > self.one.shard_sizes).any():
-            raise DamageError(f"{self.one.where}: a shard of it cannot have so many records")
-        self.excluded = _excluded(self.index, self.copy, self.one)
-        self.theirs = self.one
+        if (self.before.shard_records * _LEAST > self.before.shard_sizes).any():
+            raise DamageError(f"{self.before.where}: a shard of it cannot have so many records")
+        self.excluded = _excluded(self.index, self.copy, self.before)
+        self.theirs = self.before
         if self.copy is not None:
             with contextlib.suppress(DamageError):
-                self.theirs = manifest.load_if_packed(self.copy) or self.one
-            if self.theirs.dataset_id != self.one.dataset_id:
+                self.theirs = manifest.load_if_packed(self.copy) or self.before
+            if self.theirs.dataset_id != self.before.dataset_id:
                 raise OptionError(
                     f"{printable(self.copy.url, 4096)}: its dataset is "
-                    f"{self.theirs.dataset_id.hex()}, expected {self.one.dataset_id.hex()}: it is "
-                    "no copy"
+                    f"{self.theirs.dataset_id.hex()}, expected {self.before.dataset_id.hex()}: it "
+                    "is no copy"
                 )
 
     @property
     def size(self) -> int:
         """Return the bytes of all files."""
-        return self.one.size + sum(beside.size for beside in self.one.overlays)
+        return self.before.size + sum(beside.size for beside in self.before.overlays)
 
     def tasks(self) -> Iterator[_Task]:
         """Yield a task for each shard, and then for each file of values."""
-        one, opening, stop = self.one, self.one.opening(self.index), 0
+        one, opening = self.before, self.before.opening(self.index)
+        reader = Reader(self.index, one, excluded=self.excluded)
         followed = {new.sha256 for new in one.erased.values()}
         values = list[_Task]()
         for number in range(one.shards):
-            info, start = one.shard(number), stop
-            stop += info.records
-            bounds = np.searchsorted(self.excluded, [start, stop])
-            dropped = self.excluded[slice(*bounds)] - start
+            info, dropped = one.shard(number), reader.dropped_in(number)
             says = number, one.dataset_id, one.stored_schema.fields
             own = [info.name, *(claim.name for claim in self.claims if claim.says == says)]
             theirs = [info.name]
@@ -259,7 +247,7 @@ def repair(
         stated = rebuild.load(here, there, found, classes)
         _refuse_foreign(stated[0])
         work.append(_Dataset(here, there, manifest.split_folder(target, name), *stated, found))
-    _refuse_used(target, names, [one.one.dataset_id for one in work])
+    _refuse_used(target, names, [one.before.dataset_id for one in work])
     local.refuse_if_full(target, sum(one.size for one in work))
     done = Repaired(index.url, target)
     report = Report(progress, sum(one.size for one in work))
@@ -267,7 +255,8 @@ def repair(
         owned = []
         for one in work:
             local.make_directory(one.folder)
-            owner = output_dir.own_unplanned(one.folder, _own_id(one.one.dataset_id), resumes=True)
+            own_id = _own_id(one.before.dataset_id)
+            owner = output_dir.own_unplanned(one.folder, own_id, resumes=True)
             owned.append(owners.enter_context(owner))
         built = [_build(one, jobs, report, done) for one in work]
         for name, one, (after, data) in zip(names, work, built, strict=True):
@@ -402,14 +391,12 @@ class _Files(NamedTuple):
 
 def _mend_all(one: _Dataset, jobs: int, report: Report, done: Repaired) -> _Files:
     """Write the shards of a dataset, and the values beside them."""
-    tasks, before = list(one.tasks()), one.one
+    tasks, before = list(one.tasks()), one.before
     starts = np.concatenate([[0], np.cumsum(before.shard_records)])
     found = _Files([], {beside.field: {} for beside in before.overlays}, [], [])
     with contextlib.closing(run(_mend, tasks, jobs=jobs, report=report)) as results:
         for task, mended in zip(tasks, results, strict=True):
-            done.whole += mended.way == 0
-            done.copied += mended.way == 1
-            done.written += mended.way == 2
+            vars(done)[mended.counter] += 1
             number, named = task.info.number, None if task.beside is None else task.beside.field
             shard = before.shard(number).name
             found.lost.extend(Lost(key, shard, at, named, why) for at, key, why in mended.lost)
@@ -426,36 +413,30 @@ def _mend_all(one: _Dataset, jobs: int, report: Report, done: Repaired) -> _File
 
 def _leave_out_values(one: _Dataset, found: _Files) -> None:
     """Leave out the values of records of which nothing is left: they are as if erased."""
-    beside = (replace(old, files=found.values[old.field]) for old in one.one.overlays)
-    after = replace(one.one, overlays=tuple(beside))
+    beside = (replace(old, files=found.values[old.field]) for old in one.before.overlays)
+    after = replace(one.before, overlays=tuple(beside))
     opening = after.opening(LocalDirectory(one.folder))
     for number, info in enumerate(found.shards):
-        if info.sha256 == one.one.shard(number).sha256 or not after.overlays:
+        if info.sha256 == one.before.shard(number).sha256 or not after.overlays:
             continue
         stored = open_shard(after.format, replace(opening, overlays=()), info)
         with contextlib.closing(stored):
-            gone = {*erased_in(stored).tolist()}
-        kept = dict[str, list[ShardInfo]]()
+            gone = erased_in(stored)
         for old, here, file in files_of_shard(opening, number):
-            infos = kept.setdefault(old.field, [])
-            with contextlib.closing(open_values(here, file, PACKED["record"].open)) as values:
-                pairs = [*rows_and_values(values, info.records)]
-            left = [(row, value) for row, value in pairs if row not in gone]
-            if len(left) == len(pairs):
-                infos.append(file)
+            new, count = write_without(one.folder, here, old, file, info, gone)
+            if not count:
                 continue
             local.remove(os.path.join(one.folder, file.name))
-            if left:
-                infos.append(write_values(one.folder, one.one.dataset_id, old, number, left, []))
-        for name, infos in kept.items():
-            found.values[name] = {**found.values[name], number: tuple(infos)}
-            if not infos:
-                del found.values[name][number]
+            of_field = found.values[old.field]
+            left = (new if other == file else other for other in of_field[number])  # newest last
+            of_field[number] = tuple(info for info in left if info is not None)
+            if not of_field[number]:
+                del of_field[number]
 
 
 def _build(one: _Dataset, jobs: int, report: Report, done: Repaired) -> tuple[Manifest, bytes]:
     """Write all files of a dataset; return its manifest, and the bytes that are to be written."""
-    before, found = one.one, _mend_all(one, jobs, report, done)
+    before, found = one.before, _mend_all(one, jobs, report, done)
     erased = dict(before.erased)
     for number, new in enumerate(found.shards):
         old = before.shard(number)
@@ -476,15 +457,12 @@ def _build(one: _Dataset, jobs: int, report: Report, done: Repaired) -> tuple[Ma
         blob_bytes=max(0, before.blob_bytes - before.size + sum(one.size for one in found.shards)),
         overlays=tuple(overlays),
         erased=erased,
-        sources=before.sources if notes is not None else None,
+        sources=None,
         digest="",
     )
     gone = np.array(found.gone, np.int64)
-    after, files = with_excluded(after, np.union1d(one.excluded, gone))
-    if notes is not None:
-        side, data = notes.dump(before.dataset_id)
-        files[side.name] = data
-    elif before.sources is not None:
+    after, files = with_excluded(after, np.union1d(one.excluded, gone), notes)
+    if notes is None and before.sources is not None:
         one.notes.append("what `update` knows of the files is lost: the next one reads all of them")
     for name, data in files.items():
         local.write_file(one.folder, name, data)
@@ -525,7 +503,7 @@ def _mend(task: _Task, add: Callable[[int], None]) -> _Mended:
     for location, name, is_copy in task.places:
         if any(_copied(task, location, name) for _ in range(_AGAIN if location.remote else 1)):
             add(task.info.size)
-            return _Mended(task.info, int(is_copy), [])
+            return _Mended(task.info, "copied" if is_copy else "whole", [])
     files: dict[str, Damaged | None] = {}
     with contextlib.ExitStack() as opened:
         for location, name, _ in task.places:
@@ -607,7 +585,7 @@ def _rewritten(task: _Task, files: Mapping[str, Damaged | None]) -> _Mended:
         for record in range(info.records)
         if record not in found and record not in hidden
     ]
-    return _Mended(new, 2, lost)
+    return _Mended(new, "written", lost)
 
 
 def _key(shards: Sequence[RecordShard], record: int) -> str | None:
@@ -624,18 +602,15 @@ def _write(task: _Task, found: Mapping[int, Piece], index: RecordShard | None) -
     version = ERASED if len(found) < info.records else 0
     kinds = {name: kind for name, kind in schema.fields if kind in SCALARS}
     hashes, columns = list[int](), {name: list[Any]() for name in kinds}
-    seed, token = seed_of(task.id, info.number), local.token()
-    writer = ShardWriter(
-        task.folder, token, schema, task.id, info.number, task.format, version=version
-    )
-    try:
+    seed = seed_of(task.id, info.number)
+    own = task.folder, local.token(), schema, task.id, info.number, task.format
+    with ShardWriter(*own, version=version) as writer:
         for record in range(info.records):
             piece, stored, sample = found.get(record), None, dict[str, Any]()
             if piece is not None:
                 stored = _read(piece, record, seed)
                 sample = sample_of(stored, schema)
             writer.write_stored(stored)
-            writer.flush()
             hashes.append(key_hash(sample[KEY]) if sample else 0)
             for name, values in columns.items():
                 values.append(sample.get(name))
@@ -651,8 +626,6 @@ def _write(task: _Task, found: Mapping[int, Piece], index: RecordShard | None) -
             new = replace(new, name=overlay_name(new.number, new.sha256))
         writer.commit(new.name)
         return new
-    finally:
-        writer.discard()
 
 
 def _read(piece: Piece, record: int, seed: int) -> bytes:
@@ -701,7 +674,7 @@ def _rewritten_values(
         hidden = {*task.dropped.tolist()}
         lost += [(row, None, why) for row in gone if row not in hidden]
     if not values:
-        return _Mended(None, 2, lost)
+        return _Mended(None, "written", lost)
     pairs = sorted(values.items())
     new = write_values(task.folder, task.id, task.beside, info.number, pairs, [])
-    return _Mended(new, 2, lost)
+    return _Mended(new, "written", lost)

@@ -23,14 +23,16 @@ from ..errors import OptionError, SourceError, printable
 from ..formats import FOREIGN, manifest
 from ..formats.base import ShardInfo
 from ..formats.foreign.base import Values, dump, key_of, only, sidecar_name
-from ..formats.foreign.imagefolder import ImageRun, NoImageError, described_keys
+from ..formats.foreign.imagefolder import ImageRun, NoImageError, describe, described_keys
 from ..formats.index import checksum, key_hash
 from ..formats.sample import MAX_FIELDS, MAX_KEY, Schema
 from ..images.filetype import image_type
-from ..names import KEY
+from ..names import KEY, key_bytes
 from ..storage import local
 from ..storage.base import Location
+from ..storage.local import LocalDirectory
 from ..units import show_count
+from . import output_dir
 from .process_pool import Executor, Progress, Report, run
 from .sources.base import Listing, Problem, listed
 from .sources.field_names import IMAGES, LABELS, check_known_fields, nameable
@@ -67,6 +69,27 @@ class Found:
     notes: list[str] = field(default_factory=list)
     problems: Sequence[Problem] = ()  # files that cannot be indexed, seen so far
     listing: Listing | None = None  # of a folder of images: all files
+
+
+class Runs:
+    """Runs of images of a folder, as `Found` has them."""
+
+    def __init__(self, listing: Listing) -> None:
+        self._listing = listing
+        classes = enumerate(listing.classes or ())
+        self._label = {key_bytes(name): label for label, name in classes}
+        self.names, self.marks = list[str](), list[str]()
+        self.sizes, self.extras = list[int](), list[bytes]()
+
+    def add(self, name: str, places: Sequence[int]) -> None:
+        """Add a run of these images, by their places in the listing."""
+        keys, numbers = [self._listing.keys[place] for place in places], np.array(places, np.int64)
+        labels = [self._label[key[: key.index(b"/")]] for key in keys] if self._label else None
+        sizes, times = self._listing.sizes[numbers], self._listing.mtimes[numbers]
+        self.names.append(name)
+        self.sizes.append(int(sizes.sum()))
+        self.marks.append(hashlib.sha256(times.tobytes()).hexdigest())
+        self.extras.append(describe(keys, sizes, labels))
 
 
 @dataclass(frozen=True)
@@ -111,7 +134,8 @@ def scan_all(
     known: what needs no scan. note: called with each of the others as it is found. skip: files of a
     folder of images that cannot be indexed are left out, of what was found, too
 
-    Raises SourceError, which lists all files that cannot be indexed.
+    Raises SourceError, which lists all files that cannot be indexed, and StorageError for an index
+    that the executor wrote, and that is not here.
     """
     plain = replace(found, listing=None)
     scan = functools.partial(scan_shard, plain, folder, dataset_id, skip=skip)
@@ -138,6 +162,10 @@ def scan_all(
                 found.extras[number], found.sizes[number] = one.extra, one.info.size
                 kept = np.array([times[key] for key in described_keys(one.extra)], np.int64)
                 found.marks[number] = hashlib.sha256(kept.tobytes()).hexdigest()
+    if executor is not None and folder is not None:
+        infos = filter(None, (one.info for one in scanned))
+        names = (sidecar_name(info.number, info.index_checksum) for info in infos)
+        output_dir.refuse_unseen(LocalDirectory(folder), names)
     return scanned
 
 

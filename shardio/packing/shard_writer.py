@@ -40,6 +40,12 @@ class ShardWriter:
         self._pieces: list[bytes] = [self._encoder.header()]
         self._gathered = 0  # bytes of records among the pieces
 
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()  # unless it has its name
+
     @property
     def records(self) -> int:
         """Return how many records it has."""
@@ -60,8 +66,12 @@ class ShardWriter:
         self._add(self._encoder.record(sample))
 
     def write_stored(self, stored: bytes | None) -> None:
-        """Add a record as another shard of this number has it; None: one that is erased."""
+        """Add a record as another shard of this number has it; None: one that is erased.
+
+        Raises StorageError.
+        """
         self._add(self._encoder.append_stored(stored))
+        self.flush()
 
     def index_as(self, hashes: Sequence[int], columns: Mapping[str, Sequence[Any]]) -> None:
         """Index the records that `write_stored` added by these key hashes and values."""

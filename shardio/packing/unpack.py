@@ -36,7 +36,7 @@ from ..storage import local
 from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate
 from ..storage.options import Storage, with_root
-from ..units import check_bool, show_count, show_size
+from ..units import Summary, check_bool, show_count, show_size
 from . import output_dir
 from .process_pool import Progress
 from .reencode import ORIGINAL
@@ -44,8 +44,8 @@ from .sources.field_names import is_folder
 from .sources.trees import Pattern, pattern_of
 
 
-@dataclass
-class Unpacked:
+@dataclass(repr=False)
+class Unpacked(Summary):
     """The result of one call of `unpack`; as str, a summary of lines."""
 
     out: str = ""
@@ -57,9 +57,6 @@ class Unpacked:
     tiles: int = 0  # JPEGs that packing made tiles: pixels as they were, bytes not
     resized: bool = False  # whether packing shrank larger images
     raw: bool = False  # whether packing made pixels of images
-
-    def __repr__(self) -> str:
-        return f"<{str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
         lines = [

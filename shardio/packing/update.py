@@ -25,7 +25,7 @@ from ..formats.sample import Sample
 from ..formats.version import NONE, SourceNotes, load_sources
 from ..names import KEY
 from ..storage.options import Storage
-from ..units import check_bool, refuse_options, show_count, show_size
+from ..units import Summary, check_bool, refuse_options, show_count, show_size
 from . import process_pool
 from .grow import (
     PLAIN,
@@ -50,8 +50,8 @@ _PIECE_BYTES = 32 << 20  # bytes that one process reads and compares at a time
 _CHOICES = (None, "drop", "keep")
 
 
-@dataclass
-class Updated:
+@dataclass(repr=False)
+class Updated(Summary):
     """The result of one call of `update`; as str, a summary."""
 
     out: str
@@ -71,9 +71,6 @@ class Updated:
     rejected_before: int = 0  # files that were left out before, and are as they were
     kept: bool = False  # what is gone from the source stays
     dry_run: bool = False
-
-    def __repr__(self) -> str:
-        return f"<{str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
         took = "" if self.dry_run else f", in {self.seconds:.1f} s"

@@ -9,7 +9,10 @@ import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
+from itertools import compress
 from typing import Any
+
+import numpy as np
 
 from ..errors import SampleError
 from ..formats import PACKED
@@ -21,8 +24,10 @@ from ..formats.overlay import (
     open_values,
     overlay_schema,
     rows_and_values,
+    rows_of,
 )
 from ..formats.sample import Schema
+from ..formats.version import Numbers
 from ..names import KEY
 from ..storage import local
 from .shard_writer import ShardWriter
@@ -52,6 +57,25 @@ def values_of(
         yield files
 
 
+def write_without(
+    folder: str, here: Opening, beside: Overlay, info: ShardInfo, shard: ShardInfo, gone: Numbers
+) -> tuple[ShardInfo | None, int]:
+    """Write a file of values of a shard anew, without those of some records.
+
+    Returns what the manifest says of the file then, and how many went: of none, the file stays as
+    it is; of all, there is none (None). Raises DamageError, StorageError.
+    """
+    with contextlib.closing(open_values(here, info, PACKED["record"].open)) as file:
+        left = np.isin(rows_of(file, shard.records), gone, invert=True).tolist()
+        if all(left):
+            return info, 0
+        pairs = compress(rows_and_values(file, shard.records), left)
+        new = None
+        if any(left):
+            new = write_values(folder, here.dataset_id, beside, shard.number, pairs, [])
+        return new, left.count(False)
+
+
 def write_values(
     folder: str,
     dataset_id: bytes,
@@ -67,8 +91,7 @@ def write_values(
     SampleError, StorageError.
     """
     schema = overlay_schema(beside.field, beside.kind)
-    writer = ShardWriter(folder, local.token(), schema, dataset_id, number)
-    try:
+    with ShardWriter(folder, local.token(), schema, dataset_id, number) as writer:
         for record, value in values:
             try:
                 writer.write({KEY: b"%d" % record, ROW: record, beside.field: value})
@@ -83,5 +106,3 @@ def write_values(
         fresh += [] if os.path.lexists(path) else [path]
         writer.commit(info.name)
         return info
-    finally:
-        writer.discard()

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ..dataset.reader import Reader
 from ..errors import (
     DamageError,
     DecodeError,
@@ -33,7 +34,7 @@ from ..formats.manifest import Manifest
 from ..formats.overlay import files_of_shard
 from ..formats.record import erased_in, whole_runs
 from ..formats.sample import Sample
-from ..formats.version import Numbers, load_excluded
+from ..formats.version import Numbers
 from ..images.decode import check, pil_info
 from ..names import KEY, key_text
 from ..storage.base import Location, path_in
@@ -316,13 +317,10 @@ def _tasks(index: Location, root: Location | None, one: Manifest, how: _Checks) 
     """Yield a task for each shard of a dataset. Raises DamageError."""
     main, opening = one.schema.main_image, one.opening(index, root)
     images = tuple((name, name == main) for name in one.schema.images) if how.decode else ()
-    excluded, stop = load_excluded(index, one), 0
+    reader = Reader(index, one, root=root)
     for number in range(one.shards):
-        info, start = one.shard(number), stop
-        stop += info.records
-        hidden = excluded[slice(*np.searchsorted(excluded, [start, stop]))] - start
-        checks = how.max_pixels, how.sha256, hidden, how.strict
-        yield _Task(one.format, opening, info, images, *checks)
+        checks = how.max_pixels, how.sha256, reader.dropped_in(number), how.strict
+        yield _Task(one.format, opening, one.shard(number), images, *checks)
 
 
 def _check_shard(task: _Task, add: Callable[[int], None]) -> _Checked:

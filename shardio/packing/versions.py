@@ -29,7 +29,7 @@ from ..errors import (
     there_are,
 )
 from ..formats import manifest, sha256
-from ..formats.foreign.base import MAGIC, SUFFIX, sidecar_name
+from ..formats.foreign.base import MAGIC, has_sidecar_name, sidecar_name
 from ..formats.manifest import GROWN, MANIFEST, Commit, Manifest
 from ..formats.overlay import has_overlay_name, rows_that_differ
 from ..formats.record import MAGIC as RECORDS
@@ -38,6 +38,7 @@ from ..formats.version import (
     NONE,
     TAGS,
     Numbers,
+    SourceNotes,
     changed_since,
     check_tag,
     dump_excluded,
@@ -110,10 +111,10 @@ def commit(
     if not manifest.is_dump_of(old.data, before):
         raise place.changed_meanwhile()
     for name, data in files.items():
-        place.put(name, data)
+        place.location.write(name, data)
     # A copy, and no hard link: the file system may have none, and a manifest is small. Its bytes,
     # and not what we would write: its id is of these.
-    place.put(kept_name(before.version_id), old.data)
+    place.location.write(kept_name(before.version_id), old.data)
     place.replace(MANIFEST, old, new.dump(), kept_name(new.version_id))
     return new
 
@@ -126,12 +127,33 @@ def commit_time() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def with_excluded(one: Manifest, numbers: Numbers) -> tuple[Manifest, dict[str, bytes]]:
-    """Return a manifest of which just these records are dropped, and the file that it names."""
-    if not len(numbers):
-        return replace(one, excluded=None), {}
-    side, data = dump_excluded(one.dataset_id, numbers)
-    return replace(one, excluded=side), {side.name: data}
+def with_excluded(
+    one: Manifest, numbers: Numbers, notes: SourceNotes | None = None
+) -> tuple[Manifest, dict[str, bytes]]:
+    """Return a manifest of which just these records are dropped, and the files that it names.
+
+    notes: of the files that records were packed of; None: those that it names stay.
+    """
+    one, files = replace(one, excluded=None), dict[str, bytes]()
+    if len(numbers):
+        side, files[side.name] = dump_excluded(one.dataset_id, numbers)
+        one = replace(one, excluded=side)
+    if notes is not None:
+        side, files[side.name] = notes.dump(one.dataset_id)
+        one = replace(one, sources=side)
+    return one, files
+
+
+def changing_all(
+    datasets: Mapping[str, Place], owners: contextlib.ExitStack, dry_run: bool = False
+) -> Iterator[tuple[str, Place, Manifest]]:
+    """Yield datasets that are changed: split, place and manifest, owned as `changing` does.
+
+    Until `owners` ends; of a dry run nobody owns them.
+    """
+    for split, place in datasets.items():
+        found = manifest.load(place.location) if dry_run else owners.enter_context(changing(place))
+        yield split, place, found
 
 
 def version_lines(versions: Mapping[str, str]) -> list[str]:
@@ -175,20 +197,9 @@ def files_of(one: Manifest) -> set[str]:
     return named | {side.name for side in (one.excluded, one.sources) if side is not None}
 
 
-def is_sidecar(folder: str, name: str) -> bool:
-    """Return whether a file lies beside a manifest that named it, by its name and first bytes."""
-    magic = sidecar_magic(name)
-    return magic is not None and _begins(LocalDirectory(folder), name, magic)
-
-
 def is_overlay(folder: str, name: str) -> bool:
     """Return whether a file is one of a field's values, by its name and its first bytes."""
     return has_overlay_name(name) and _begins(LocalDirectory(folder), name, RECORDS)
-
-
-def is_kept(folder: str, name: str) -> bool:
-    """Return whether a file keeps the manifest of an older version, by its name and its bytes."""
-    return _keeps(LocalDirectory(folder), name)
 
 
 def is_ours(index: Location, name: str) -> bool:
@@ -204,7 +215,7 @@ def is_ours(index: Location, name: str) -> bool:
                 return _begins(index, name, RECORDS)
         return False
     magic = RECORDS if has_overlay_name(name) else sidecar_magic(name)
-    if name.endswith(SUFFIX):  # of the index of a foreign shard
+    if has_sidecar_name(name):  # of the index of a foreign shard
         magic = MAGIC
     return _keeps(index, name) if magic is None else _begins(index, name, magic)
 
@@ -341,9 +352,7 @@ def diff(
     where one version was compacted and the other was not. Raises OptionError, NotPackedError,
     DamageError.
     """
-    index, data = locate(path, storage), None
-    if storage is not None and storage.root is not None:
-        data = locate(storage.root, storage)
+    index, data = locate(path, storage), data_root(storage)
     before, after = load_version(index, old), load_version(index, new)
     readers = Reader(index, before, root=data), Reader(index, after, root=data)
     if before.dataset_id != after.dataset_id:  # compacted in between: no record is at its place
@@ -462,8 +471,7 @@ def tag(
     top, name = find_place(path, storage), check_tag(name)
     done, work, known = Log(), list[tuple[Place, Stored | None, dict[str, str]]](), dict[str, str]()
     with contextlib.ExitStack() as owners:
-        for split, place in top.datasets().items():
-            owners.enter_context(changing(place))
+        for split, place, _ in changing_all(top.datasets(), owners):
             old = None
             with contextlib.suppress(FileNotFoundError):
                 old = place.stored(TAGS)
@@ -522,8 +530,7 @@ def restore(path: str | os.PathLike[str], version: str, *, storage: Storage | No
     top, data, done = find_place(path, storage), data_root(storage), Log()
     with contextlib.ExitStack() as owners:
         work = []
-        for split, place in top.datasets().items():
-            newest = owners.enter_context(changing(place))
+        for split, place, newest in changing_all(top.datasets(), owners):
             with _naming_all(top, split):
                 old = _restorable(place.location, data, newest, version)
             old = replace(old, erased=newest.erased)  # what was said then may be wrong by now

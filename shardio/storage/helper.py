@@ -421,9 +421,7 @@ def serve(fd: int) -> None:
 
 
 def _answer(
-    connection: Connection,
-    answers: SimpleQueue[tuple[int, Future[Reply]]],
-    transfers: Transfers,
+    connection: Connection, answers: SimpleQueue[tuple[int, Future[Reply]]], transfers: Transfers
 ) -> None:
     """Send each answer as it comes."""
     one = descriptors.as_socket(connection)

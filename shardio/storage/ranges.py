@@ -46,10 +46,7 @@ class Range:
     __slots__ = ("__weakref__", "_charged", "_future", "_owner", "_released", "done", "request")
 
     def __init__(
-        self,
-        owner: Ranges,
-        request: Request,
-        done: Callable[[Future[Reply]], None] | None = None,
+        self, owner: Ranges, request: Request, done: Callable[[Future[Reply]], None] | None = None
     ) -> None:
         self._owner, self.request, self.done = owner, request, done
         self._future: Future[Reply] | None = None  # None: not sent yet

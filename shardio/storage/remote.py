@@ -189,6 +189,13 @@ class RemoteLocation(Location):
             )
         return walk(self.store, forget)
 
+    def objects(self) -> list[ObjectEntry]:
+        """Return what `walk` yields, in the order of the paths. Raises as `walk`."""
+        found = list[ObjectEntry]()
+        for entry in self.walk(found.clear):
+            found.append(entry)
+        return sorted(found)
+
     def below(self, name: str) -> RemoteLocation:
         """Return the folder of this name in it."""
         return RemoteLocation(self.store.below(name), self.cache)

@@ -36,17 +36,12 @@ class BackgroundCache:
         """Keep up to `limit` bytes, and always the newest value. Starts no thread yet."""
         self._limit = limit
         self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
-        self._bytes = 0
+        self.bytes = 0  # that are kept
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="shardio-view")
         self._running: dict[Hashable, Future[Any]] = {}
         self._closed = False
         self._part: float | None = None  # of the walk over the index that is done
-
-    @property
-    def bytes(self) -> int:
-        """Return the bytes that are kept."""
-        return self._bytes
 
     def get(self, key: Hashable) -> Any:
         """Return a value, or None."""
@@ -59,10 +54,10 @@ class BackgroundCache:
     def put(self, key: Hashable, value: T, size: int) -> T:
         """Keep a value of so many bytes, and return it."""
         with self._lock:
-            self._bytes += size - self._values.pop(key, (None, 0))[1]
+            self.bytes += size - self._values.pop(key, (None, 0))[1]
             self._values[key] = value, size
-            while self._bytes > self._limit and len(self._values) > 1:
-                self._bytes -= self._values.popitem(last=False)[1][1]
+            while self.bytes > self._limit and len(self._values) > 1:
+                self.bytes -= self._values.popitem(last=False)[1][1]
         return value
 
     def make(self, key: Hashable, function: Callable[[], T], wait_s: float | None) -> T:
@@ -97,4 +92,4 @@ class BackgroundCache:
         self._pool.shutdown(cancel_futures=True)
         with self._lock:
             self._values.clear()
-            self._bytes = 0
+            self.bytes = 0

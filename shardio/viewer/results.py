@@ -110,9 +110,8 @@ class Page:
     steps: int | None = None  # in training order: steps of the rank
     searched: int = 0  # keys that a search read for this page
     note: str = ""  # to be shown: what a search covered, why there is nothing
-    pending: float | None = (
-        None  # part of the index that is read: there are no cards yet, ask again
-    )
+    # Part of the index that is read: there are no cards yet, ask again.
+    pending: float | None = None
 
 
 @dataclass(frozen=True)
@@ -159,9 +158,8 @@ class Histograms:
     classes: tuple[ClassCount, ...]  # by label; empty: no labels
     bins: tuple[Bins, ...]  # "bytes", then the columns of the index
     note: str = ""  # to be shown: whose index could not be read
-    pending: float | None = (
-        None  # part of the index that is read: nothing is counted yet, ask again
-    )
+    # Part of the index that is read: nothing is counted yet, ask again.
+    pending: float | None = None
 
 
 @dataclass(frozen=True)

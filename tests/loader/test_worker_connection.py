@@ -19,7 +19,7 @@ from support.loading import Hangs, Workers, labels, loader_of, picture, pictures
 
 from shardio import ShardDataset, ShardLoader, WorkerError
 from shardio.dataset.ranks import consumers
-from shardio.dataset.whereabouts import Late, Whereabouts
+from shardio.dataset.whereabouts import BatchTimeout, Whereabouts
 from shardio.loader.base import Pass, PoolOptions
 from shardio.loader.buffer_pool import MappedBuffer
 from shardio.loader.in_process import InProcessWorkers
@@ -33,7 +33,7 @@ def process() -> Iterator[tuple[WorkerConnection, Any]]:
     """The trainer's end of a loader process that has buffers 0 to 2, and the other end."""
     ours, there = multiprocessing.Pipe()
     shows, shown = multiprocessing.Pipe()
-    late = Late(Whereabouts(1, 1), 0, 60)
+    late = BatchTimeout(Whereabouts(1, 1), 0, 60)
     one = WorkerConnection(0, None, ours, shows, 4, None, late)
     one.mapped = {buffer: MappedBuffer(-1, 4096) for buffer in range(3)}
     one.start_pass(0, Pass({}, 0, 0, 0, 1, None), 2)  # type: ignore[arg-type]
@@ -179,7 +179,7 @@ class Patient:
 
 def test_seconds_in_which_the_trainer_was_stopped_do_not_count() -> None:
     now = [1000.0]
-    late, who = Late(Whereabouts(1, 1), 5.0, 3.0, lambda: now[0]), Patient()
+    late, who = BatchTimeout(Whereabouts(1, 1), 5.0, 3.0, lambda: now[0]), Patient()
 
     def wait(sleeps_s: float = 0.0) -> None:
         now[0] += late.pause_s(1000.0) + sleeps_s

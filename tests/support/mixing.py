@@ -9,7 +9,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from shardio import ShardDataset
-from shardio.dataset.decode import Progress
+from shardio.dataset.decode import ThisRecord
 from shardio.dataset.mixture import Mixture
 from shardio.dataset.protocol import ShareReader
 from shardio.dataset.ranks import Consumers
@@ -121,6 +121,6 @@ def consumer(
 
 def batches_of(reader: ShareReader) -> Iterator[tuple[list[str], int]]:
     for batch in reader:
-        keys = [reader.make(row, Progress())[0] for row in reader.rows(batch)]
+        keys = [reader.make(row, ThisRecord())[0] for row in reader.rows(batch)]
         assert len(keys) == batch.size
         yield keys, batch.valid

@@ -14,7 +14,7 @@ from PIL import Image
 from shardio import ShardDataset, collate
 from shardio.dataset import sequence as sequences
 from shardio.dataset.collate import empty
-from shardio.dataset.decode import Progress
+from shardio.dataset.decode import ThisRecord
 from shardio.dataset.fetch import Fetch
 from shardio.dataset.ranks import Consumers
 from shardio.dataset.record_reader import RecordReader
@@ -91,7 +91,7 @@ def both_ways(data: ShardDataset, batched_reads: bool | None = None) -> Iterator
     own = data.batched_reads if batched_reads is None else False
     again = reader_of(data, own)
     for batch, rows in zip(wholes(data, batched_reads), again, strict=True):
-        yield batch, collate([again.make(row, Progress()) for row in again.rows(rows)])
+        yield batch, collate([again.make(row, ThisRecord()) for row in again.rows(rows)])
 
 
 def policy(data: ShardDataset, batched_reads: bool | None = None) -> str:

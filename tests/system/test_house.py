@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-MOST_CODE_LINES = 52_100
+MOST_CODE_LINES = 51_890
 MOST_LINES_OF_A_FUNCTION = 100
 MOST_COMPLEX = 25
 MOST_LINES_OF_A_CLASS = 300

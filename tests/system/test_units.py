@@ -38,3 +38,16 @@ def test_sizes_are_read_as_users_write_them() -> None:
         1 << 60: "1,048,576.0 TiB",
     }
     assert {size: units.show_size(size) for size in shown} == shown
+
+
+def test_a_choice_is_one_of_some_words() -> None:
+    units.check_choice("gone", None, None, "drop")
+    units.check_choice("missing", "ignore", "error", "ignore")
+    for choices, words in (
+        ((None, "drop"), "'drop'"),
+        (("error", "ignore"), "'error' or 'ignore'"),
+        (("error", "skip", "replace"), "'error', 'skip' or 'replace'"),
+    ):
+        with pytest.raises(OptionError) as raised:
+            units.check_choice("option", "none of\n", *choices)
+        assert str(raised.value) == rf"option is 'none of\n'; expected {words}"

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -39,7 +40,7 @@ from ..sample import MAX_KEY, Sample, give_text_key, pack, unpack
 VERSION = 0
 MAGIC = b"\x89SHI\r\n\x1a\n"
 XXH3_64 = 1
-SUFFIX = ".index"
+
 MAX_RECORD = (1 << 32) - 1  # bytes
 MAX_SIDECAR = 1 << 36  # bytes
 MAX_JSON = 16 << 20  # bytes of one value: "{}," becomes 24 times as much
@@ -305,7 +306,12 @@ _ANEW = "`shardio index` makes it anew"
 
 def sidecar_name(number: int, index_checksum: int) -> str:
     """Return the name of a shard's index: its number and the start of its own checksum."""
-    return f"{number:05d}-{index_checksum >> 32:08x}{SUFFIX}"
+    return f"{number:05d}-{index_checksum >> 32:08x}.index"
+
+
+def has_sidecar_name(name: str) -> bool:
+    """Return whether a file is named as the index of a shard."""
+    return re.fullmatch(r"\d{5,}-[0-9a-f]{8}\.index", name) is not None
 
 
 def sidecar_checksum(data: bytes) -> int | None:

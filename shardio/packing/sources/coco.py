@@ -52,13 +52,7 @@ from .base import (
     renamed,
 )
 from .field_names import our_names
-from .files import (
-    MISSING,
-    DiskFolder,
-    first_sign,
-    folder_of,
-    unicode_duplicates,
-)
+from .files import MISSING, DiskFolder, first_sign, folder_of, unicode_duplicates
 from .listing import Files, Rows, look_at, rows_of
 from .plain_file import plain_file
 from .tables import Column, number_column, packed_column

@@ -14,13 +14,7 @@ import numpy as np
 from ...dataset import sequence
 from ...dataset.reader import Reader
 from ...dataset.sequence import ShardSequence
-from ...errors import (
-    DamageError,
-    SourceChangedError,
-    SourceError,
-    StorageError,
-    printable,
-)
+from ...errors import DamageError, SourceChangedError, SourceError, StorageError, printable
 from ...formats import GROUPED, manifest
 from ...formats.foreign.arrow import splits_in
 from ...formats.sample import Sample
@@ -173,11 +167,7 @@ def listing_of(records: ShardSequence, request: SourceRequest) -> Listing:
         absent=tuple(
             classes[i] for i in dataset.options.get("absent", ()) if 0 <= i < len(classes)
         ),
-        options={
-            "from": dataset.format,
-            "from_id": _id(dataset),
-            **renamed(theirs),
-        },
+        options={"from": dataset.format, "from_id": _id(dataset), **renamed(theirs)},
         shuffled=dataset.format not in GROUPED,
     )
     listing.check_some(request.shown, "records")

@@ -45,12 +45,7 @@ from .base import (
     some_of,
 )
 from .field_names import LABELS, PATHS, check_known_fields, known, known_label, nameable
-from .files import (
-    MISSING,
-    check_image,
-    first_sign,
-    unicode_duplicates,
-)
+from .files import MISSING, check_image, first_sign, unicode_duplicates
 from .plain_file import plain_file
 from .tables import Column, Table, ending, holds_bytes, packed_column, pieces, seal_columns
 from .tables import read as read_table
