@@ -1,7 +1,8 @@
 """The commit of what the parts of a job array built: of a packing, or of what is appended.
 
-Parts build shards in OUT, or, to be appended, in a directory within the dataset (grow.py), or of
-this machine, from which they are uploaded. All are looked for here, and checked, in the same way.
+Parts build shards in OUT, or, to be appended, in a directory within the dataset (grow.py); for a
+store in a directory that they share, from which they are uploaded. All are looked for here, and
+checked, in the same way. Their plan says which command it is of.
 """
 
 from __future__ import annotations
@@ -87,10 +88,13 @@ class _Begun(NamedTuple):
     folder: str  # OUT, or the working directory that they share
     within: str  # the folder in each dataset where what is appended is built; or ""
 
-    @property
-    def appends(self) -> bool:
-        """Return whether it is added to a dataset that is there."""
-        return self.within != "" or self.top.location.remote
+    def appends(self, splits: Sequence[str]) -> bool:
+        """Return whether it is added to a dataset that is there: so says a plan, if one is left."""
+        for name in splits or [""]:
+            folder = output_dir.building_folder(self.folder, name, self.within)
+            with contextlib.suppress(FileNotFoundError):
+                return journal.parse(lock.head(folder), folder).command != "pack"
+        return self.within != ""
 
 
 def _begun(top: Place, work_dir: PathLike | None) -> _Begun:
@@ -101,8 +105,8 @@ def _begun(top: Place, work_dir: PathLike | None) -> _Begun:
         return _Begun(top, top.url, _within(top.url))
     if given is None:
         raise OptionError(
-            f"{printable(top.url, 4096)}: give the directory that was given to the parts of the "
-            "append: --work-dir DIR"
+            f"{printable(top.url, 4096)}: give the directory that was given to the parts: "
+            "--work-dir DIR"
         )
     return _Begun(top, given, "")
 
@@ -126,7 +130,10 @@ def _is_begun(folder: str) -> bool:
 
 def _refuse_others(place: Place, folder: str, planned: Plan) -> None:
     """Raise NotPackedError where what has begun is added to no dataset, as a compaction."""
-    if planned.dataset_id != manifest.load(place.location).dataset_id:
+    if (
+        planned.command == "compact"
+        or planned.dataset_id != manifest.load(place.location).dataset_id
+    ):
         raise NotPackedError(
             f"{printable(place.url, 4096)}: nothing to commit here: what was interrupted in "
             f"{printable(folder, 4096)} is no append: a `shardio compact`, perhaps. Run it again"
@@ -136,42 +143,36 @@ def _refuse_others(place: Place, folder: str, planned: Plan) -> None:
 def _commit_parts(begun: _Begun, run: Run, progress: Progress | None) -> list[Packed]:
     """Check what parts built in a directory, and commit it."""
     top, out, within = begun
-    splits = _begun_splits(begun)
+    splits = output_dir.begun_splits(out, within)
+    appends = begun.appends(splits)
+    if appends and splits:  # what came while parts were begun is known to some of them only
+        folders = {name: output_dir.building_folder(out, name, within) for name in top.datasets()}
+        splits += [one for one, at in folders.items() if one not in splits and os.path.isdir(at)]
     with resumable(top.location.remote), contextlib.ExitStack() as owners:
-        work = _own_jobs(begun, splits or [""], run, owners)
+        work = _own_jobs(begun, splits or [""], appends, run, owners)
         jobs = [*work.values()]
         if not jobs and (not splits or output_dir.has_splits(top.location, splits)):
             raise NotPackedError(
                 f"{printable(top.url, 4096)}: already packed; there is nothing to commit"
             )
-        grown = appended_to(top, work) if begun.appends else []
+        grown = appended_to(top, work) if appends else []
         has = {one.name: one.has(one.job.plan) for one in grown if one.job is not None}
         report = Report(progress, sum(job.result.source_bytes for job in jobs))
         unbuilt = [job.check_parts(report, has.get(name)) for name, job in work.items()]
         missing = [why for why in unbuilt if why is not None]
         # Where one split is committed, a commit was killed, and those that are gone were, too.
-        if jobs and not (begun.appends and any(job.result.already for job in jobs)):
+        if jobs and not any(job.result.already for job in jobs):
             missing[:0] = not_begun(out, splits or [""], run.overwrite, within).values()
         _refuse_missing(missing, run)
         results = [job.result for job in jobs]
-        if begun.appends:
+        if appends:
             results = commit_appended(top, grown)
         else:
             commit_jobs(top.location, jobs, splits)
         remove_unpacked(out)
         if top.location.remote:
-            output_dir.remove_working_directory(out, [""])
+            output_dir.remove_working_directory(out, splits)
     return results
-
-
-def _begun_splits(begun: _Begun) -> list[str]:
-    """Return the splits for which parts have begun; none where there are no splits."""
-    top, out, within = begun
-    splits = output_dir.begun_splits(out, within)
-    if begun.appends and splits:  # what came while parts were begun is known to some of them only
-        folders = {name: output_dir.building_folder(out, name, within) for name in top.datasets()}
-        splits += [one for one, at in folders.items() if one not in splits and os.path.isdir(at)]
-    return splits
 
 
 def _refuse_missing(missing: Sequence[str], run: Run) -> None:
@@ -184,7 +185,7 @@ def _refuse_missing(missing: Sequence[str], run: Run) -> None:
 
 
 def _own_jobs(
-    begun: _Begun, splits: Sequence[str], run: Run, owners: contextlib.ExitStack
+    begun: _Begun, splits: Sequence[str], appends: bool, run: Run, owners: contextlib.ExitStack
 ) -> dict[str, Job]:
     """Own what was begun for each split, until `owners` ends. Raises BusyError, NotPackedError."""
     remote, work = begun.top.location.remote, {}
@@ -197,10 +198,10 @@ def _own_jobs(
             manifest.load(place.location)  # it explains what is here, if it is nothing
             continue
         planned = journal.parse(owner.journal(), folder, owner.read)
-        if begun.appends:
+        if appends:
             _refuse_others(place, folder, planned)
         target = place.location if remote else LocalDirectory(folder)
-        # That a dataset is there is no reason to leave, where shards go into a store.
-        own = replace(run, overwrite=run.overwrite or remote)
+        # That a dataset is there is no reason to leave, where they are added to it in a store.
+        own = replace(run, overwrite=run.overwrite or (remote and appends))
         work[name] = Job(planned, target, folder, own, owner=owner)
     return work

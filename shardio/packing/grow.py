@@ -187,6 +187,7 @@ class Call:
     work_dir: PathLike | None = None
     check_images: bool = False  # else as the dataset was packed
     on_duplicate: str = "replace"  # as of `append`
+    command: str = "append"
 
 
 Changes = Callable[[Split, int], Mapping[str, int]]  # of a split with so many new records
@@ -239,7 +240,7 @@ class Growth:
             size = len(ppm_header(height, width)) + 3 * height * width
         planned = make_plan(one.listing, options, size)
         there = one.base.dataset_id, one.base.shards
-        planned = planned.added_to(*there, self.call.on_duplicate)
+        planned = planned.added_to(*there, self.call.command, self.call.on_duplicate)
         if one.name:  # known to the commit, and no part of what makes a plan another one
             planned = replace(planned, options=replace(planned.options, splits=names))
         if self.call.ahead:
@@ -310,12 +311,8 @@ def grow(source: PathLike, out: PathLike, call: Call) -> Growth:
         locate_target(out, call.to, source, check_group("storage", here.storage, Storage))
     )
     remote, folder = top.location.remote, top.url
-    if remote and call.work_dir is None and (call.part.part is not None or call.ahead):
-        raise OptionError(
-            f"{printable(folder, 4096)}: parts of an append to a store have a directory together, "
-            "which all of them see, for the plan and for notes of what is uploaded: give the same "
-            "one to all, and to `shardio commit`: --work-dir DIR"
-        )
+    if call.part.part is not None or call.ahead:
+        output_dir.check_shared(top.location, call.work_dir)
     chosen = call.part.begun(call.announce, wait=not call.dry_run)
     places = top.datasets()
     bases = {name: manifest.load(at.location) for name, at in places.items()}
@@ -349,7 +346,8 @@ def _take_plans(growth: Growth, packing: PackCall) -> bool:
     if growth.call.restart or growth.call.ahead or not growth.call.takes_plans:
         return False
     remote = growth.place.location.remote
-    found = earlier_plans(growth.unpacked if remote else growth.folder, "" if remote else WORK)
+    where = (growth.unpacked, "") if remote else (growth.folder, WORK)
+    found = earlier_plans(where[0], growth.call.command, where[1])
     there = {one.name: one for one in growth.work}
     if not found or not all(name in there and there[name].takes(found[name]) for name in found):
         return False

@@ -177,7 +177,7 @@ class Job:
         """
         assert self.owner is not None
         self.result.checked = True
-        committed = appended is None and journal.is_committed(self.directory, self.owner.journal())
+        committed = appended is None and self._is_committed(self.owner.journal())
         if committed or appended:  # and not cleaned up
             self.result.already = True
             if committed:
@@ -307,11 +307,17 @@ class Job:
 
     def commit(self) -> None:
         """Put the manifest into place: before it nothing was packed, after it all was."""
-        if self.owner is None:  # it was packed before
-            return
-        if not self.result.already:
+        if self.owner is not None and not self.result.already:  # it was not packed before
             self._write_manifest()
-        self.owner.clean(keep=self.plan.ahead is not None and self.result.checked)
+
+    def clean(self) -> None:
+        """Remove what only the unfinished packing needed; parts know by the rest that it is done.
+
+        In the directory of parts that packed into a store nothing stays.
+        """
+        if self.owner is not None:
+            parts = self.plan.ahead is not None and self.result.checked
+            self.owner.clean(keep=parts and not self.place.remote)
 
     def _write_manifest(self) -> None:
         options = self.plan.options.record()
@@ -340,6 +346,16 @@ class Job:
         self.result.records, self.result.bytes = written.records, written.size
         self.result.committed = True
 
+    def _is_committed(self, head: bytes) -> bool:
+        """Return whether the shards that parts built are those that are committed here."""
+        if not self.place.remote:
+            return journal.is_committed(self.directory, head)
+        there = manifest.load_if_packed(self.place)
+        if there is None or there.dataset_id != self.plan.dataset_id:
+            return False
+        sent = {one.info.name for one in self._sent().values() if one.info is not None}
+        return {there.shard(number).name for number in range(there.shards)} <= sent
+
     def _is_packed(self, sized: bool = True) -> bool:
         """Return whether just this dataset is committed here. Raises ExistsError for another."""
         return not self.run.overwrite and output_dir.is_packed(self.place, self.plan, sized)
@@ -366,7 +382,7 @@ class Job:
 
 def _another_plan(place: Target, old: Plan, new: Plan, planned: bool) -> SourceChangedError:
     """Return the error for another plan that is there; planned: by `shardio plan`, for parts."""
-    planner = journal.planner(place.url, old)
+    planner = journal.planner(old)
     differ = difference(old, new) or f"  it was begun without `{planner}`"
     return SourceChangedError(
         f"{printable(place.url)}: an unfinished packing is here, of another plan:\n"

@@ -89,6 +89,7 @@ _KINDS: dict[str, Any] = {
     "ahead": dict | None,
     "first": int,
     "on_duplicate": str,
+    "command": str,
 }
 # What is raised by reading values that are not those that were written.
 _UNFIT = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
@@ -110,7 +111,8 @@ def dump(plan: Plan) -> Iterator[bytes]:
         checksums.append(_checksum(piece))
         yield piece
     names = ("ignored", "notes", "shard_bytes", "dataset_id", "changes", "before", "ahead", "first")
-    header: Plain = {name: getattr(plan, name) for name in (*names, "on_duplicate", "bounds")}
+    names = (*names, "on_duplicate", "command", "bounds")
+    header: Plain = {name: getattr(plan, name) for name in names}
     header |= {"problems": len(plan.problems), "ends": np.array(ends), "checksums": checksums}
     end = pack_columns(header)
     places = FOOTER.pack(len(start), ends[-1], b"")[:-SEAL]
@@ -358,10 +360,9 @@ def grown_from(directory: str) -> str | None:
     return folder if name == WORK else None
 
 
-def planner(directory: str, plan: Plan) -> str:
-    """Return the command that made a plan ahead, for who builds its shards in a directory."""
-    grows = plan.first or grown_from(directory) is not None
-    return "shardio append --plan" if grows else "shardio plan"
+def planner(plan: Plan) -> str:
+    """Return the command that made a plan ahead, or would make it."""
+    return "shardio plan" if plan.command == "pack" else f"shardio {plan.command} --plan"
 
 
 def _restart(path: str) -> str:

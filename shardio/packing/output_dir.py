@@ -53,6 +53,16 @@ def working_directory(place: RemoteLocation, given: str | None, work: str = "pac
     return os.path.join(os.path.expanduser(caches), "shardio", name)
 
 
+def check_shared(place: Target, given: object) -> None:
+    """Raise OptionError where parts would build for a store, and were given no directory."""
+    if place.remote and given is None:
+        raise OptionError(
+            f"{printable(place.url, 4096)}: parts that build for a store have a directory "
+            "together, which all of them see, for the plan and for notes of what is uploaded: give "
+            "the same one to all, and to `shardio commit`: --work-dir DIR"
+        )
+
+
 def check_working_directory(directory: str, source: Location, names: Sequence[str]) -> None:
     """Raise OptionError, ExistsError, StorageError where a packing into a store cannot work.
 

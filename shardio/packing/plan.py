@@ -69,6 +69,7 @@ class Plan:
     ahead: Plain | None = None
     first: int = 0  # number of its first shard: of those that are added to a dataset, behind others
     on_duplicate: str = ""  # of keys that this dataset has: as of `append`; "": there is none
+    command: str = "pack"  # of shardio, that commits its shards
 
     @property
     def shards(self) -> int:
@@ -100,14 +101,14 @@ class Plan:
             seal.update(b"\0" * (number > 0) + b"\0".join(rows.keys))
         return replace(self, dataset_id=seal.digest()[:16])
 
-    def added_to(self, dataset_id: bytes, first: int, on_duplicate: str) -> Plan:
+    def added_to(self, dataset_id: bytes, first: int, command: str, on_duplicate: str) -> Plan:
         """Return the plan for a dataset that is there, whose shards are followed by these.
 
         What makes an id is among what must not change while the shards are built.
         """
         changes = hashlib.sha256(self.changes + self.dataset_id + b"%d" % first).digest()
         there = replace(self, dataset_id=dataset_id, first=first, on_duplicate=on_duplicate)
-        return replace(there, changes=changes)
+        return replace(there, changes=changes, command=command)
 
     def all_rows(self) -> Iterable[Rows]:
         """Give the records of all shards, one shard after the other."""
@@ -118,6 +119,7 @@ class Plan:
         return (
             (self.dataset_id, self.first) == (other.dataset_id, other.first)
             and (self.changes, self.on_duplicate) == (other.changes, other.on_duplicate)
+            and self.command == other.command
             and np.array_equal(self.bounds, other.bounds)
         )
 

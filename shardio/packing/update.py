@@ -144,7 +144,15 @@ def update(
         raise OptionError(f"gone is {printable(repr(gone))}; expected 'drop' or 'keep'")
     told = dry_run, progress, announce
     call = Call(
-        read, jobs, on_error, restart, *told, to=to, work_dir=work_dir, check_images=check_images
+        read,
+        jobs,
+        on_error,
+        restart,
+        *told,
+        to=to,
+        work_dir=work_dir,
+        check_images=check_images,
+        command="update",
     )
     growth = grow(source, out, call)
     done = Updated(growth.folder, classes=growth.new_classes, kept=gone == "keep", dry_run=dry_run)
