@@ -129,14 +129,7 @@ def _show(
 def _append(output: Output, **call: Any) -> int:
     from ..packing.append import append
 
-    more, commit = _together(call)
-    advice = f"next: {commit}, when all parts are built"
-    if call.get("plan"):
-        line = " ".join(map(_quoted, [call["source"], call["out"]])) + more
-        advice = f"next: shardio append {line} --part I/N for I from 1 to N, then {commit}"
-    elif "part" not in call:
-        advice = ""
-    return _grow(output, append, call, "appending", "" if call.get("dry_run") else advice)
+    return _grow(output, append, call, "appending")
 
 
 def _update(output: Output, **call: Any) -> int:
@@ -145,10 +138,16 @@ def _update(output: Output, **call: Any) -> int:
     return _grow(output, update, call, "updating")
 
 
-def _grow(
-    output: Output, grow: Callable[..., Any], call: dict[str, Any], stage: str, advice: str = ""
-) -> int:
+def _grow(output: Output, grow: Callable[..., Any], call: dict[str, Any], stage: str) -> int:
     """Append to a dataset, or update it, and show what was done. Returns the exit code."""
+    more, commit = _together(call)
+    advice = f"next: {commit}, when all parts are built"
+    if call.get("plan"):
+        line = " ".join(map(_quoted, [call["source"], call["out"]])) + more
+        command = f"shardio {grow.__name__} {line}"
+        advice = f"next: {command} --part I/N for I from 1 to N, then {commit}"
+    if call.get("dry_run") or not (call.get("plan") or "part" in call):
+        advice = ""
     _group(call, "read")  # all else is as the dataset was packed
     with output.progress("listing", stage, "committing") as progress:
         done = grow(**call, progress=progress, announce=output.announce)
@@ -225,6 +224,12 @@ _ON_ERROR = option(
     text="files that cannot be packed: fail and list them (default), or leave them out",
     choices=("raise", "skip"),
 )
+_PART = option(
+    "--part",
+    "I/N",
+    "build only part I of N, then `shardio commit`; auto: the part that SLURM, torchrun or "
+    "Kubernetes gives this process",
+)
 _CHECK_IMAGES = option(
     "--check-images",
     text="decode every image: one that cannot be decoded, such as a truncated one, is not packed",
@@ -264,12 +269,7 @@ PACK = Command(
     *_PLANNED,
     JOBS,
     *EXECUTOR,
-    option(
-        "--part",
-        "I/N",
-        "build only part I of N, then `shardio commit`; auto: the part that SLURM, torchrun or "
-        "Kubernetes gives this process",
-    ),
+    _PART,
     *PARTS[1:],
     _ON_ERROR,
     option("--dry-run", text="say what would be done and touch nothing"),
@@ -340,6 +340,10 @@ _GROWS = (  # options of `append` and `update`
     _CHECK_IMAGES,
     _ON_ERROR,
     option("--restart"),
+    *EXECUTOR,
+    _PART,
+    *PARTS[1:],
+    option("--plan", text="only list the source, and leave the plan in OUT, for all parts"),
 )
 
 APPEND = Command(
@@ -348,15 +352,6 @@ APPEND = Command(
     _append,
     "packing.append:append packing.options:SourceOptions",
     *_GROWS,
-    *EXECUTOR,
-    option(
-        "--part",
-        "I/N",
-        "build only part I of N, then `shardio commit`; auto: the part that SLURM, torchrun or "
-        "Kubernetes gives this process",
-    ),
-    *PARTS[1:],
-    option("--plan", text="only list the source, once for all parts"),
     option(
         "--on-duplicate",
         text="of a key that is there: nothing is appended (default), the record that is there "
@@ -388,7 +383,11 @@ UPDATE = Command(
         choices=("drop", "keep"),
     ),
     option("--dry-run", text="say what is new, changed and gone, and change nothing"),
-    examples=("shardio update photos packed --dry-run", "shardio update photos packed"),
+    examples=(
+        "shardio update photos packed --dry-run",
+        "shardio update photos packed",
+        "shardio update photos packed --part 1/8  # then shardio commit packed",
+    ),
     resume_hint=lambda options: "" if options.get("dry_run") else RESUME_HINT,
     forks=True,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,9 +20,9 @@ from ..storage import lock
 from ..storage.local import LocalDirectory
 from ..storage.location import local_path
 from ..storage.options import Storage
-from ..units import check_bool, check_int
-from . import journal, output_dir
-from .append import appended_to, commit_appended
+from ..units import check_bool, check_int, show_count
+from . import append, journal, output_dir, update
+from .grow import Changes, Notes, Split, commit_grown, grown_lines
 from .job import Job, Run
 from .journal import WORK
 from .missing import Waiting, not_begun
@@ -155,7 +155,7 @@ def _commit_parts(begun: _Begun, run: Run, progress: Progress | None) -> list[Pa
             raise NotPackedError(
                 f"{printable(top.url, 4096)}: already packed; there is nothing to commit"
             )
-        grown = appended_to(top, work) if appends else []
+        grown = _grown(top, work) if appends else []
         has = {one.name: one.has(one.job.plan) for one in grown if one.job is not None}
         report = Report(progress, sum(job.result.source_bytes for job in jobs))
         unbuilt = [job.check_parts(report, has.get(name)) for name, job in work.items()]
@@ -166,7 +166,7 @@ def _commit_parts(begun: _Begun, run: Run, progress: Progress | None) -> list[Pa
         _refuse_missing(missing, run)
         results = [job.result for job in jobs]
         if appends:
-            results = commit_appended(top, grown)
+            results = _commit_grown(top, grown)
         else:
             commit_jobs(top.location, jobs, splits)
         remove_unpacked(out)
@@ -205,3 +205,62 @@ def _own_jobs(
         own = replace(run, overwrite=run.overwrite or (remote and appends))
         work[name] = Job(planned, target, folder, own, owner=owner)
     return work
+
+
+# --- what is added to a dataset -------------------------------------------------------------------
+
+_COMMANDS: dict[str, tuple[Changes, Notes]] = {
+    "append": (append.changes, append.noted),
+    "update": (update.changes, update.noted),
+}
+
+
+def _grown(top: Place, built: Mapping[str, Job]) -> list[Split]:
+    """Return a dataset, or its splits, with what parts built for it, by the names of splits."""
+    work = []
+    classes = next((job.plan.classes for job in built.values()), None)
+    for name, place in top.datasets().items():
+        base, job = manifest.load(place.location), built.get(name)
+        where = "" if job is None else job.directory
+        work.append(Split(name, place, where, base, None, classes or base.classes, job=job))
+    return work
+
+
+def _commit_grown(top: Place, work: list[Split]) -> list[Packed]:
+    """Commit what parts built for a dataset, or for its splits.
+
+    Raises BusyError, where something else was appended meanwhile, and as `commit` does.
+    """
+    jobs = [one.job for one in work if one.job is not None]
+    for one in work:
+        if one.job is not None and not one.job.result.already:
+            one.take(one.job.plan)
+    command = jobs[0].plan.command if jobs else "append"
+    done = commit_grown(top, work, command, *_COMMANDS[command])
+    results = []
+    for one in work:
+        if one.job is None:
+            continue
+        result = one.job.result
+        result.out, result.version = one.folder, done.versions.get(one.name)
+        result.committed = result.version is not None
+        infos = [shard.info for shard in one.job.built if shard.info is not None]
+        result.records = sum(info.records for info in infos)
+        result.bytes = sum(info.size for info in infos)
+        if not result.committed and not one.problems:
+            result.already, result.version = True, manifest.load(one.place.location).version_id
+        elif result.committed:
+            new = (one.classes or ())[len(one.base.classes or ()) :]
+            result.notes += [*grown_lines([] if results else new, [], 0), *_gone_lines(one)]
+        results.append(result)
+    return results
+
+
+def _gone_lines(one: Split) -> list[str]:
+    """Say which records a commit replaced, and which it dropped."""
+    dropped = 0 if one.differences is None else len(one.differences.gone)
+    replaced = len(one.gone) - dropped
+    lines = [append.replaced_line(replaced)] if replaced else []
+    if dropped:
+        lines.append(f"{show_count(dropped, 'record')} dropped, which the source has not any more")
+    return lines
