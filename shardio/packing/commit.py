@@ -237,7 +237,7 @@ def _commit_grown(top: Place, work: list[Split]) -> list[Packed]:
             one.take(one.job.plan)
     command = jobs[0].plan.command if jobs else "append"
     done = commit_grown(top, work, command, *_COMMANDS[command])
-    results = []
+    results = list[Packed]()
     for one in work:
         if one.job is None:
             continue

@@ -309,11 +309,14 @@ class Job:
         """Put the manifest into place: before it nothing was packed, after it all was."""
         if self.owner is not None and not self.result.already:  # it was not packed before
             self._write_manifest()
+        if not self.place.remote:
+            self.clean()
 
     def clean(self) -> None:
         """Remove what only the unfinished packing needed; parts know by the rest that it is done.
 
-        In the directory of parts that packed into a store nothing stays.
+        Where a store was packed into, it says which splits there are, and so goes after all of
+        them; then nothing stays.
         """
         if self.owner is not None:
             parts = self.plan.ahead is not None and self.result.checked

@@ -114,8 +114,8 @@ def dump(plan: Plan) -> Iterator[bytes]:
         ends.append(ends[-1] + len(piece))
         checksums.append(_checksum(piece))
         yield piece
-    names = ("ignored", "notes", "shard_bytes", "dataset_id", "changes", "before", "ahead", "first")
-    names = (*names, "on_duplicate", "command", "base", "bounds")
+    names = ["ignored", "notes", "shard_bytes", "dataset_id", "changes", "before", "ahead", "first"]
+    names += ["on_duplicate", "command", "base", "bounds"]
     header: Plain = {name: getattr(plan, name) for name in names}
     header |= {"problems": len(plan.problems), "ends": np.array(ends), "checksums": checksums}
     end = pack_columns(header)

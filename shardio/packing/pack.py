@@ -433,11 +433,9 @@ def commit_jobs(place: Target, work: list[Job], splits: Sequence[str]) -> None:
     """Commit one dataset after the other, then the file that names them as splits; clean up."""
     for job in work:
         job.commit()
-        if not place.remote:
-            job.clean()
     if splits:
         output_dir.commit_splits(place, splits)
-    for job in work if place.remote else ():  # until then they alone know of which splits it is
+    for job in work if place.remote else ():
         job.clean()
 
 

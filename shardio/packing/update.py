@@ -403,14 +403,14 @@ class _Found:
         split.listing = self.listing.take(np.array(places, np.int64))
         split.replaced = {self.listing.keys[place]: [number] for place, number in self.changed}
         split.gone = np.array([] if keep else sorted(self.gone), np.int64)
-        places, numbers = np.array(sorted(self.same), np.int64).reshape(-1, 2).T
-        sizes, times = self.listing.sizes[places], self.listing.mtimes[places]
+        listed, numbers = np.array(sorted(self.same), np.int64).reshape(-1, 2).T
+        sizes, times = self.listing.sizes[listed], self.listing.mtimes[listed]
         notes = self.notes or SourceNotes(NONE, NONE)
         known = notes.grown(split.base.stored_records)
         other = (known.sizes[numbers] != sizes) | (known.times[numbers] != times)
-        columns = (column[other].astype("<i8") for column in (numbers, sizes, times))
         must_commit = self.notes is None or self._assumed > 0
-        split.differences = Differences(split.gone, *columns, must_commit)
+        noted = numbers[other], sizes[other], times[other]
+        split.differences = Differences(split.gone, *noted, must_commit)
 
 
 def _equal(one: Any, other: Any) -> bool:
