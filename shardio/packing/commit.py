@@ -20,6 +20,7 @@ from ..storage import lock
 from ..storage.local import LocalDirectory
 from ..storage.location import local_path
 from ..storage.options import Storage
+from ..storage.remote import RemoteLocation
 from ..units import check_bool, check_int, show_count
 from . import append, journal, output_dir, update
 from .grow import Changes, Notes, Split, commit_grown, grown_lines
@@ -34,6 +35,7 @@ from .place import Place, find_place
 from .plan import Plan
 from .process_pool import Progress, Report, processes
 from .sources.archives.inflate import remove_unpacked
+from .uploads import Uploads
 
 
 def commit(
@@ -157,8 +159,9 @@ def _commit_parts(begun: _Begun, run: Run, progress: Progress | None) -> list[Pa
             )
         grown = _grown(top, work) if appends else []
         has = {one.name: one.has(one.job.plan) for one in grown if one.job is not None}
+        has |= {name: _is_committed(job) for name, job in work.items() if not appends}
         report = Report(progress, sum(job.result.source_bytes for job in jobs))
-        unbuilt = [job.check_parts(report, has.get(name)) for name, job in work.items()]
+        unbuilt = [job.check_parts(report, has[name]) for name, job in work.items()]
         missing = [why for why in unbuilt if why is not None]
         # Where one split is committed, a commit was killed, and those that are gone were, too.
         if jobs and not any(job.result.already for job in jobs):
@@ -173,6 +176,14 @@ def _commit_parts(begun: _Begun, run: Run, progress: Progress | None) -> list[Pa
         if top.location.remote:
             output_dir.remove_working_directory(out, splits)
     return results
+
+
+def _is_committed(job: Job) -> bool:
+    """Return whether the shards that parts packed are those of the dataset that is there."""
+    if isinstance(job.place, RemoteLocation):
+        with Uploads(job.place, job.directory, job.plan.dataset_id) as uploads:
+            return output_dir.is_of(job.place, job.plan, uploads.sent(0).values())
+    return job.owner is not None and journal.is_committed(job.directory, job.owner.journal())
 
 
 def _refuse_missing(missing: Sequence[str], run: Run) -> None:

@@ -147,6 +147,8 @@ class Split:
 
         An earlier call committed them, then, and was killed before it had cleaned up.
         """
+        if not plan.shards:
+            return self.takes(plan) and not self.is_open(plan)
         reader = Reader(self.place.location, self.base)
         numbers = range(plan.first, min(plan.first + plan.shards, self.base.shards))
         return (

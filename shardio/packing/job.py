@@ -170,22 +170,16 @@ class Job:
             owner.release_to_winner(packed=False)
             raise
 
-    def check_parts(self, report: process_pool.Report, appended: bool | None = None) -> str | None:
-        """Check the shards that parts built; say what is missing. Raises ExistsError, SourceError.
-
-        appended: whether the dataset that it is added to has it
-        """
-        assert self.owner is not None
-        self.result.checked = True
-        committed = appended is None and self._is_committed(self.owner.journal())
-        if committed or appended:  # and not cleaned up
-            self.result.already = True
-            if committed:
+    def check_parts(self, report: process_pool.Report, committed: bool) -> str | None:
+        """Check what parts built, if it is not committed; say what is missing. Raises as build."""
+        self.result.checked, self.result.already = True, committed
+        if committed:
+            if self.plan.command == "pack":
                 self._show_committed()
             return None
         if self._is_packed():
             raise ExistsError(
-                f"{printable(self.directory)}: a dataset is packed here, of the same keys and "
+                f"{printable(self.place.url)}: a dataset is packed here, of the same keys and "
                 "sizes as the new one. Replace it with `shardio commit --overwrite`"
             )
         problems = journal.load_rejected(LocalDirectory(self.directory), journal.part_list(_SCAN))
@@ -309,18 +303,14 @@ class Job:
         """Put the manifest into place: before it nothing was packed, after it all was."""
         if self.owner is not None and not self.result.already:  # it was not packed before
             self._write_manifest()
-        if not self.place.remote:
+        if not self.place.remote:  # else it says which splits there are, and goes after all
             self.clean()
 
     def clean(self) -> None:
-        """Remove what only the unfinished packing needed; parts know by the rest that it is done.
-
-        Where a store was packed into, it says which splits there are, and so goes after all of
-        them; then nothing stays.
-        """
+        """Remove what only the unfinished packing needed."""
         if self.owner is not None:
-            parts = self.plan.ahead is not None and self.result.checked
-            self.owner.clean(keep=parts and not self.place.remote)
+            kept = self.plan.ahead is not None and self.result.checked and not self.place.remote
+            self.owner.clean(keep=kept)
 
     def _write_manifest(self) -> None:
         options = self.plan.options.record()
@@ -348,16 +338,6 @@ class Job:
         self.place.write(manifest.MANIFEST, written.dump())
         self.result.records, self.result.bytes = written.records, written.size
         self.result.committed = True
-
-    def _is_committed(self, head: bytes) -> bool:
-        """Return whether the shards that parts built are those that are committed here."""
-        if not self.place.remote:
-            return journal.is_committed(self.directory, head)
-        there = manifest.load_if_packed(self.place)
-        if there is None or there.dataset_id != self.plan.dataset_id:
-            return False
-        sent = {one.info.name for one in self._sent().values() if one.info is not None}
-        return {there.shard(number).name for number in range(there.shards)} <= sent
 
     def _is_packed(self, sized: bool = True) -> bool:
         """Return whether just this dataset is committed here. Raises ExistsError for another."""

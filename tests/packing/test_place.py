@@ -536,7 +536,8 @@ def test_parts_and_a_commit_that_are_killed_are_run_again(
         proxy.rules()
         assert len(keys_of(url, direct)) == len(before) + 15 * committed
     done = commit_parts(url, storage=direct, work_dir=work)
-    assert [one.committed for one in done] == [True] and not work.exists()
+    assert [one.already for one in done] == [True] and not work.exists()
+    assert done[0].version == log(url, storage=direct).versions[0].id
     assert [one.command for one in log(url, storage=direct).versions] == ["append", "pack"]
     assert len(keys_of(url, direct)) == len(before) + 15
     assert not shardio.verify(url, storage=direct).damages
