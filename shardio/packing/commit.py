@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ..errors import BusyError, NotPackedError, OptionError, printable
 from ..formats import manifest
+from ..formats.version import history
 from ..storage import lock
 from ..storage.local import LocalDirectory
 from ..storage.location import local_path
@@ -90,14 +91,6 @@ class _Begun(NamedTuple):
     folder: str  # OUT, or the working directory that they share
     within: str  # the folder in each dataset where what is appended is built; or ""
 
-    def appends(self, splits: Sequence[str]) -> bool:
-        """Return whether it is added to a dataset that is there: so says a plan, if one is left."""
-        for name in splits or [""]:
-            folder = output_dir.building_folder(self.folder, name, self.within)
-            with contextlib.suppress(FileNotFoundError):
-                return journal.parse(lock.head(folder), folder).command != "pack"
-        return self.within != ""
-
 
 def _begun(top: Place, work_dir: PathLike | None) -> _Begun:
     """Find out where parts have begun to build. Raises OptionError."""
@@ -145,21 +138,18 @@ def _refuse_others(place: Place, folder: str, planned: Plan) -> None:
 def _commit_parts(begun: _Begun, run: Run, progress: Progress | None) -> list[Packed]:
     """Check what parts built in a directory, and commit it."""
     top, out, within = begun
-    splits = output_dir.begun_splits(out, within)
-    appends = begun.appends(splits)
-    if appends and splits:  # what came while parts were begun is known to some of them only
-        folders = {name: output_dir.building_folder(out, name, within) for name in top.datasets()}
-        splits += [one for one, at in folders.items() if one not in splits and os.path.isdir(at)]
+    splits, appends = _begun_splits(begun)
     with resumable(top.location.remote), contextlib.ExitStack() as owners:
         work = _own_jobs(begun, splits or [""], appends, run, owners)
         jobs = [*work.values()]
         if not jobs and (not splits or output_dir.has_splits(top.location, splits)):
+            newest = None if splits else manifest.load(top.location)
+            was = f" The newest version is {newest.version_id}." if newest and newest.commit else ""
             raise NotPackedError(
-                f"{printable(top.url, 4096)}: already packed; there is nothing to commit"
+                f"{printable(top.url, 4096)}: already packed; there is nothing to commit.{was}"
             )
         grown = _grown(top, work) if appends else []
-        has = {one.name: one.has(one.job.plan) for one in grown if one.job is not None}
-        has |= {name: _is_committed(job) for name, job in work.items() if not appends}
+        has = _committed(work, grown)
         report = Report(progress, sum(job.result.source_bytes for job in jobs))
         unbuilt = [job.check_parts(report, has[name]) for name, job in work.items()]
         missing = [why for why in unbuilt if why is not None]
@@ -176,6 +166,31 @@ def _commit_parts(begun: _Begun, run: Run, progress: Progress | None) -> list[Pa
         if top.location.remote:
             output_dir.remove_working_directory(out, splits)
     return results
+
+
+def _begun_splits(begun: _Begun) -> tuple[list[str], bool]:
+    """Return the splits for which parts have begun, none where there are no splits.
+
+    And whether it is added to datasets that are there: so says a plan, if one is left.
+    """
+    top, out, within = begun
+    splits, appends = output_dir.begun_splits(out, within), within != ""
+    for name in splits or [""]:
+        folder = output_dir.building_folder(out, name, within)
+        with contextlib.suppress(FileNotFoundError):
+            appends = journal.parse(lock.head(folder), folder).command != "pack"
+            break
+    if appends and splits:  # what came while parts were begun is known to some of them only
+        folders = {name: output_dir.building_folder(out, name, within) for name in top.datasets()}
+        splits += [one for one, at in folders.items() if one not in splits and os.path.isdir(at)]
+    return splits, appends
+
+
+def _committed(work: Mapping[str, Job], grown: Sequence[Split]) -> dict[str, bool]:
+    """Return of each split whether what parts built is committed, and not cleaned up."""
+    if grown:
+        return {one.name: one.has(one.job.plan) for one in grown if one.job is not None}
+    return {name: _is_committed(job) for name, job in work.items()}
 
 
 def _is_committed(job: Job) -> bool:
@@ -259,12 +274,20 @@ def _commit_grown(top: Place, work: list[Split]) -> list[Packed]:
         result.records = sum(info.records for info in infos)
         result.bytes = sum(info.size for info in infos)
         if not result.committed and not one.problems:
-            result.already, result.version = True, manifest.load(one.place.location).version_id
+            result.already, result.version = True, _version_by(command, one.place)
         elif result.committed:
             new = (one.classes or ())[len(one.base.classes or ()) :]
             result.notes += [*grown_lines([] if results else new, [], 0), *_gone_lines(one)]
         results.append(result)
     return results
+
+
+def _version_by(command: str, place: Place) -> str:
+    """Return the id of the newest version that a command committed."""
+    newest = manifest.load(place.location)
+    all_of_them = ((one.version_id, one.commit) for one in history(place.location, newest))
+    of_it = (found for found, this in all_of_them if this and this.command == command)
+    return next(of_it, newest.version_id)
 
 
 def _gone_lines(one: Split) -> list[str]:
