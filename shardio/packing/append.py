@@ -169,11 +169,7 @@ def append(
         for job in growth.plan():
             done.shards += job.write_plan().shards
     elif part is not None:
-        results = growth.build_part()
-        done.part = growth.run.plan.chosen
-        done.added = sum(one.records for one in results)
-        done.shards = sum(one.built + one.kept for one in results)
-        done.rejected = [problem for one in results for problem in one.rejected]
+        done.added = growth.build_part(done)
         done.replaced = 0  # which the commit does
     else:
         committed = growth.build_and_commit("append", changes, noted)

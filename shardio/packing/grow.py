@@ -58,7 +58,6 @@ from .pack import (
     with_kind,
     without_leftovers,
 )
-from .packed import Packed
 from .parts import Announce, PartOptions
 from .place import Place, find_place, place_at
 from .plan import Differences, Plan, make_plan, prepare
@@ -334,10 +333,17 @@ class Growth:
         build_all(self.request, jobs, owners, report)
         return jobs
 
-    def build_part(self) -> list[Packed]:
-        """Build the part of the shards that was asked for. Raises as `build` does."""
+    def build_part(self, done: Any) -> int:
+        """Build the part of the shards that was asked for; return how many records it has.
+
+        done: the result of the call, which says what was built. Raises as `build` does.
+        """
         with contextlib.ExitStack() as owners:
-            return [job.result for job in self.build(owners)]
+            results = [job.result for job in self.build(owners)]
+        done.part = self.run.plan.chosen
+        done.shards = sum(one.built + one.kept for one in results)
+        done.rejected = [problem for one in results for problem in one.rejected]
+        return sum(one.records for one in results)
 
     @property
     def folder(self) -> str:

@@ -191,11 +191,7 @@ def update(
     elif plan:
         done.shards = sum(job.write_plan().shards for job in growth.plan())
     elif part is not None:
-        results = growth.build_part()
-        done.part = growth.run.plan.chosen
-        done.built = sum(one.records for one in results)
-        done.shards = sum(one.built + one.kept for one in results)
-        done.rejected = [problem for one in results for problem in one.rejected]
+        done.built = growth.build_part(done)
     else:
         committed = growth.build_and_commit("update", changes, noted)
         done.shards, done.bytes = committed.shards, committed.bytes
