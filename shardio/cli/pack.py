@@ -40,20 +40,23 @@ if TYPE_CHECKING:
 def _pack(output: Output, **call: Any) -> int:
     from ..packing.pack import pack
 
+    _, commit = _together(call)
     _group(call)
     with output.progress("listing", "packing", "committing") as progress:
         done = pack(**call, progress=progress, announce=output.announce)
     dry, built = call.get("dry_run", False), call["plan"].part is not None
     advice = None
     if built and not dry and not all(one.already for one in done):
-        advice = f"next: shardio commit {_quoted(call['out'])}, when all parts are built"
+        advice = f"next: {commit}, when all parts are built"
     return _show(output, done, call.get("on_error") == "skip", dry, advice)
 
 
 def _plan(output: Output, **call: Any) -> int:
     from ..packing.pack import plan
 
-    stored = call["storage"].options is not None  # in no plan, and maybe nobody's to read
+    more, commit = _together(call)
+    if not more and call["storage"].options is not None:  # in no plan, and maybe nobody's to read
+        more = " --store-option ..."
     _group(call)
     with output.progress("listing", "reading", "planning") as progress:
         done = plan(**call, progress=progress, announce=output.announce)
@@ -61,9 +64,17 @@ def _plan(output: Output, **call: Any) -> int:
         return _show(output, done)
     root = call["read"].root
     words = [call["source"], call["out"], *(["--root", root] if root is not None else [])]
-    pack = " ".join(map(_quoted, words)) + (" --store-option ..." if stored else "")
-    advice = f"next: shardio pack {pack} --part I/N for I from 1 to N, then shardio commit "
-    return _show(output, done, advice=advice + _quoted(call["out"]))
+    pack = " ".join(map(_quoted, words)) + more
+    advice = f"next: shardio pack {pack} --part I/N for I from 1 to N, then {commit}"
+    return _show(output, done, advice=advice)
+
+
+def _together(call: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the options that all parts need to build for a store, and the line that commits."""
+    more, given = "", call["to"].options if "to" in call else call["storage"].options
+    if "work_dir" in call:
+        more = f" --work-dir {_quoted(call['work_dir'])}{' --store-option ...' if given else ''}"
+    return more, f"shardio commit {_quoted(call['out'])}{more}"
 
 
 def _quoted(path: str | os.PathLike[str]) -> str:
@@ -116,17 +127,7 @@ def _show(
 def _append(output: Output, **call: Any) -> int:
     from ..packing.append import append
 
-    stored, given = "", call["to"].options if "to" in call else call["storage"].options
-    if "work_dir" in call:  # they append to a store
-        stored = f" --work-dir {_quoted(call['work_dir'])}{' --store-option ...' if given else ''}"
-    commit = f"shardio commit {_quoted(call['out'])}{stored}"
-    advice = f"next: {commit}, when all parts are built"
-    if call.get("plan"):
-        line = " ".join(map(_quoted, [call["source"], call["out"]])) + stored
-        advice = f"next: shardio append {line} --part I/N for I from 1 to N, then {commit}"
-    elif "part" not in call:
-        advice = ""
-    return _grow(output, append, call, "appending", "" if call.get("dry_run") else advice)
+    return _grow(output, append, call, "appending")
 
 
 def _update(output: Output, **call: Any) -> int:
@@ -135,10 +136,16 @@ def _update(output: Output, **call: Any) -> int:
     return _grow(output, update, call, "updating")
 
 
-def _grow(
-    output: Output, grow: Callable[..., Any], call: dict[str, Any], stage: str, advice: str = ""
-) -> int:
+def _grow(output: Output, grow: Callable[..., Any], call: dict[str, Any], stage: str) -> int:
     """Append to a dataset, or update it, and show what was done. Returns the exit code."""
+    more, commit = _together(call)
+    advice = f"next: {commit}, when all parts are built"
+    if call.get("plan"):
+        line = " ".join(map(_quoted, [call["source"], call["out"]])) + more
+        command = f"shardio {grow.__name__} {line}"
+        advice = f"next: {command} --part I/N for I from 1 to N, then {commit}"
+    if call.get("dry_run") or not (call.get("plan") or "part" in call):
+        advice = ""
     _group(call, "read")  # all else is as the dataset was packed
     with output.progress("listing", stage, "committing") as progress:
         done = grow(**call, progress=progress, announce=output.announce)
@@ -269,8 +276,10 @@ PLAN = Command(
     _plan,
     _DESCRIBED,
     _SOURCE,
-    option("out", "OUT", "the directory that becomes the dataset"),
+    option("out", "OUT", "the directory, or URL, that becomes the dataset"),
     *_PLANNED,
+    WORK_DIR,
+    TARGET,
     examples=(
         "shardio plan photos packed --shard-size 64MB",
         "shardio pack photos packed --part 1/8  # and so on; then shardio commit packed",
@@ -283,7 +292,7 @@ COMMIT = Command(
     "commit what the parts of a packing built",
     _commit,
     "packing.commit:commit packing.pack:pack",
-    option("out", "OUT", "the directory that the parts packed into; of an append, its URL too"),
+    option("out", "OUT", "the directory, or URL, that the parts packed into"),
     option("--parts", "N", "how many parts there are: what is missing is told by part, too"),
     option(
         "--wait",
@@ -298,7 +307,7 @@ COMMIT = Command(
         "verify` read them, by parts also",
     ),
     *STORE,
-    option("--work-dir", "DIR", "of an append to a URL: the directory that the parts were given"),
+    option("--work-dir", "DIR", "if OUT is a URL: the directory that the parts were given"),
     JOBS,
     OVERWRITE,
     examples=("shardio commit packed", "shardio commit packed --wait --parts 8"),
@@ -317,6 +326,10 @@ _GROWS = (  # options of `append` and `update`
     _CHECK_IMAGES,
     _ON_ERROR,
     option("--restart"),
+    *EXECUTOR,
+    PART_OF_A_PACKING,
+    *PARTS[1:],
+    option("--plan", text="only list the source, and leave the plan in OUT, for all parts"),
 )
 
 APPEND = Command(
@@ -325,10 +338,6 @@ APPEND = Command(
     _append,
     "packing.append:append packing.options:SourceOptions",
     *_GROWS,
-    *EXECUTOR,
-    PART_OF_A_PACKING,
-    *PARTS[1:],
-    option("--plan", text="only list the source, once for all parts"),
     option(
         "--on-duplicate",
         text="of a key that is there: nothing is appended (default), the record that is there "
@@ -360,7 +369,11 @@ UPDATE = Command(
         choices=("drop", "keep"),
     ),
     option("--dry-run", text="say what is new, changed and gone, and change nothing"),
-    examples=("shardio update photos packed --dry-run", "shardio update photos packed"),
+    examples=(
+        "shardio update photos packed --dry-run",
+        "shardio update photos packed",
+        "shardio update photos packed --part 1/8  # then shardio commit packed",
+    ),
     resume_hint=lambda options: "" if options.get("dry_run") else RESUME_HINT,
     forks=True,
 )

@@ -6,15 +6,12 @@ knows from their plan which records are new, and which take the place of one wit
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..errors import OptionError, printable
-from ..formats import manifest
 from ..formats.version import SourceNotes, load_sources
 from ..names import key_text
 from ..storage.options import Storage
@@ -24,18 +21,15 @@ from .grow import (
     Call,
     Growth,
     Split,
-    commit_grown,
+    built_line,
     grow,
     grown_lines,
     leave_out_rejected,
     note_new,
     some,
 )
-from .job import Job
 from .options import ADVICE, PathLike, SourceOptions
-from .packed import Packed
 from .parts import Announce, PartOptions
-from .place import Place
 from .process_pool import Executor, Progress
 from .versions import version_lines
 
@@ -61,18 +55,18 @@ class Appended(Summary):
     planned: bool = False  # only the plan was made
 
     def __str__(self) -> str:
-        verb, size = "appended", f", {show_size(self.bytes)}"
-        if self.part:
-            verb, size = "built ({} of {}, not committed)".format(*self.part), ""
+        verb, took = "appended", f" in {show_count(self.shards, 'shard')}"
         if self.dry_run or self.planned:
             verb = "would be appended" if self.dry_run else "planned"
-        took = f" in {show_count(self.shards, 'shard')}"
         if not self.planned:
-            took = "" if self.dry_run else f"{took}{size}, in {self.seconds:.1f} s"
+            size = f", {show_size(self.bytes)}, in {self.seconds:.1f} s"
+            took = "" if self.dry_run else f"{took}{size}"
         records = show_count(self.added, "record")
         lines = [f"{printable(self.out, 4096)}: {records} {verb}{took if self.added else ''}"]
+        if self.part:
+            lines = [built_line(self.out, self.added, self.shards, self.part, self.seconds)]
         if self.replaced:
-            lines.append(_replaced_line(self.replaced))
+            lines.append(replaced_line(self.replaced))
         if self.skipped:
             were = "was" if self.skipped == 1 else "were"
             lines.append(f"{show_count(self.skipped, 'record')} {were} there, by their keys")
@@ -149,14 +143,15 @@ def append(
         raise OptionError("part: a plan is of all parts; give it to `shardio append` without plan")
     told = dry_run, progress, announce
     call = replace(
-        Call(read, jobs, on_error, restart, *told, share, executor, plan, takes_plans=True),
+        Call(read, jobs, on_error, restart, *told, share, executor, plan),
         to=to,
         work_dir=work_dir,
         check_images=check_images,
         on_duplicate=on_duplicate,
     )
     growth = grow(source, out, call)
-    done = Appended(growth.folder, classes=growth.new_classes, dry_run=dry_run, planned=plan)
+    done = Appended(growth.folder, dry_run=dry_run, planned=plan)
+    done.classes = [] if part is not None else growth.new_classes  # which the commit says
     done.rejected_before = leave_out_rejected(growth)
     _choose(growth, on_duplicate, done)
     if dry_run:
@@ -165,9 +160,10 @@ def append(
         for job in growth.plan():
             done.shards += job.write_plan().shards
     elif part is not None:
-        _build_part(growth, done)
+        done.added = growth.build_part(done)
+        done.replaced = 0  # which the commit does
     else:
-        committed = growth.build_and_commit("append", _changes, _noted)
+        committed = growth.build_and_commit("append", changes, noted)
         done = replace(done, **vars(committed), classes=growth.new_classes)
         done.replaced = sum(len(one.gone) for one in growth.work)
     done.seconds = time.monotonic() - began
@@ -191,7 +187,7 @@ def _choose(growth: Growth, on_duplicate: str, done: Appended) -> None:
                     f"{planned}, and {on_duplicate} is asked for now: leave it out; or plan anew, "
                     "with `shardio append --plan --restart`"
                 )
-            one.replace_alike(one.job.plan)
+            one.take(one.job.plan)
             done.added += one.job.plan.records
         done.replaced += sum(map(len, one.replaced.values()))
     if alike and on_duplicate == "error":
@@ -241,22 +237,12 @@ def _leave_out_finished(one: Split) -> None:
     one.listing = listing.take(np.array(left, np.int64))
 
 
-def _build_part(growth: Growth, done: Appended) -> None:
-    """Build the part of the shards that was asked for."""
-    with contextlib.ExitStack() as owners:
-        results = [job.result for job in growth.build(owners)]
-    done.part = growth.run.plan.chosen
-    done.added = sum(one.records for one in results)
-    done.shards = sum(one.built + one.kept for one in results)
-    done.rejected = [problem for one in results for problem in one.rejected]
-    done.replaced = 0  # which the commit does
-
-
-def _changes(one: Split, added: int) -> dict[str, int]:
+def changes(one: Split, added: int) -> dict[str, int]:
+    """Return the counts of a commit that appended so many records."""
     return {"added": added, "replaced": len(one.gone)}
 
 
-def _noted(one: Split, records: int) -> SourceNotes | None:
+def noted(one: Split, records: int) -> SourceNotes | None:
     """Note the files of the new records, where those of others are noted."""
     notes = load_sources(one.place.location, one.base)
     if notes is None or one.job is None or one.job.plan.options.source not in PLAIN:
@@ -266,40 +252,6 @@ def _noted(one: Split, records: int) -> SourceNotes | None:
     return notes
 
 
-def _replaced_line(count: int) -> str:
+def replaced_line(count: int) -> str:
+    """Say how many of the new records replace one that was there."""
     return f"{count:,} of these replace a record with the same key"
-
-
-def appended_to(top: Place, built: Mapping[str, Job]) -> list[Split]:
-    """Return a dataset, or its splits, with what parts built for it, by the names of splits."""
-    work = []
-    classes = next((job.plan.classes for job in built.values()), None)
-    for name, place in top.datasets().items():
-        base, job = manifest.load(place.location), built.get(name)
-        where = "" if job is None else job.directory
-        work.append(Split(name, place, where, base, None, classes or base.classes, job=job))
-    return work
-
-
-def commit_appended(top: Place, work: list[Split]) -> list[Packed]:
-    """Commit what parts built for a dataset, or for its splits.
-
-    Raises BusyError, where something else was appended meanwhile, and as `commit` does.
-    """
-    for one in work:
-        if one.job is not None and not one.job.result.already:
-            one.replace_alike(one.job.plan)
-    done = commit_grown(top, work, "append", _changes, _noted)
-    results = []
-    for one in work:
-        if one.job is not None:
-            result = one.job.result
-            result.out, result.version = one.folder, done.versions.get(one.name)
-            result.committed = True
-            infos = [shard.info for shard in one.job.built if shard.info is not None]
-            result.records = sum(info.records for info in infos)
-            result.bytes = sum(info.size for info in infos)
-            if len(one.gone):
-                result.notes.append(_replaced_line(len(one.gone)))
-            results.append(result)
-    return results

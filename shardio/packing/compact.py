@@ -301,7 +301,7 @@ class _Work:
         self.plan = make_plan(self._listing(options), options)
         # A number may have been another record's, before `restore`: only shards tell.
         shards = hashlib.sha256(self.plan.changes + base.shard_sha256.tobytes()).digest()
-        self.plan = replace(self.plan, changes=shards)
+        self.plan = replace(self.plan, changes=shards, command="compact")
         rows = self.plan.all_rows()
         # Of each new record its number in the old shards, which the listing has as its time.
         self.numbers: Numbers = np.concatenate([NONE, *(one.mtimes for one in rows)])

@@ -20,11 +20,11 @@ from .sources.base import SourceRequest
 _DEFAULTS = PackOptions().record()
 
 
-def earlier_plans(directory: str, within: str = "") -> dict[str, Plan]:
+def earlier_plans(directory: str, command: str = "pack", within: str = "") -> dict[str, Plan]:
     """Return the plans that were made ahead in OUT, and are not committed, by split.
 
-    None where one of the splits has no such plan. within: the folder in each dataset where it is
-    packed
+    None where one of the splits has no such plan. command: for which they were made. within: the
+    folder in each dataset where it is packed
     """
     found = {}
     for name in output_dir.begun_splits(directory, within) or [""]:
@@ -38,7 +38,7 @@ def earlier_plans(directory: str, within: str = "") -> dict[str, Plan]:
             continue  # committed before the others
         except (DamageError, NotPackedError):  # who packs here says so
             return {}
-        if planned.ahead is None:
+        if planned.ahead is None or planned.command != command:
             return {}
         if journal.is_resumable(folder, head):
             found[name] = planned
@@ -95,7 +95,7 @@ def refuse_others(
         lines += changed({"splits": not request.splits}, {"splits": request.splits})
     if classes is not None and classes != planned.classes:
         lines.append("classes: others, or in another order")
-    planner = journal.planner(out, planned)
+    planner = journal.planner(planned)
     if lines:
         raise OptionError(
             f"{printable(out)}: another plan was made here by `{planner}`:\n"

@@ -12,6 +12,7 @@ of the source are new, and which of the dataset go.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -32,7 +33,14 @@ from ..formats import manifest
 from ..formats.erased import after_erasing
 from ..formats.index import key_hash
 from ..formats.manifest import Manifest
-from ..formats.version import NONE, Numbers, SourceNotes, history, load_excluded
+from ..formats.version import (
+    NONE,
+    Numbers,
+    SourceNotes,
+    history,
+    load_excluded,
+    load_sources,
+)
 from ..images.decode import ppm_header
 from ..names import key_text
 from ..order.subset import describe_conditions
@@ -59,7 +67,7 @@ from .pack import (
 )
 from .parts import Announce, PartOptions
 from .place import Place, find_place, place_at
-from .plan import Plan, make_plan, prepare
+from .plan import Differences, Plan, make_plan, prepare
 from .process_pool import Executor, Progress, Report, check_executor, processes
 from .sources.archives.inflate import remove_unpacked
 from .sources.base import Listing, Problem, SourceRequest, renumber
@@ -79,7 +87,7 @@ class Split:
     base: Manifest
     listing: Listing | None  # of the source, then of what is new; None: it is not listed
     classes: tuple[str, ...] | None  # the dataset's, and behind them those that are new
-    must_commit: bool = False  # whatever becomes of its records
+    differences: Differences | None = None  # that an update found
     gone: Numbers = field(default_factory=lambda: NONE)  # numbers of the records that go
     replaced: dict[bytes, list[int]] = field(default_factory=dict)  # and those, by key, if it came
     job: Job | None = None  # None: nothing is new
@@ -95,19 +103,59 @@ class Split:
 
     @property
     def fits(self) -> bool:
-        """Return whether what was begun in that directory goes behind the shards that there are."""
-        head, _ = lock.look(self.work)
-        return self.takes(journal.parse(head, self.work))
+        """Return whether what was begun in that directory can be gone on with."""
+        head, read = lock.look(self.work)
+        return self.is_open(journal.parse(head, self.work, read))
+
+    def is_open(self, plan: Plan) -> bool:
+        """Return whether a plan can be gone on with, and is not done.
+
+        Of what adds no shards there are the numbers alone to tell it by.
+        """
+        if not self.takes(plan) or plan.shards or plan.differences is None:
+            return self.takes(plan)
+        found = plan.differences()
+        dropped = load_excluded(self.place.location, self.base)
+        return len(np.setdiff1d(found.gone, dropped)) > 0 or self._is_to_note(found)
 
     def takes(self, plan: Plan) -> bool:
         """Return whether the shards of a plan go behind those that there are."""
-        return (plan.dataset_id, plan.first) == (self.base.dataset_id, self.base.shards)
+        there = plan.dataset_id, plan.first
+        return there == (self.base.dataset_id, self.base.shards) and plan.base in (b"", self.seal)
+
+    @property
+    def seal(self) -> bytes:
+        """Return by what its shards are known."""
+        return hashlib.sha256(self.base.shard_sha256.tobytes()).digest()
+
+    @property
+    def is_to_change(self) -> bool:
+        """Return whether its listing has something new, or an update found what to change."""
+        found = self.differences
+        changes = found is not None and (found.must_commit or len(found.gone) > 0)
+        return self.listing is not None and (changes or len(self.listing.keys) > 0)
+
+    @property
+    def must_commit(self) -> bool:
+        """Return whether there are files to be noted, whatever becomes of records."""
+        return self.differences is not None and self._is_to_note(self.differences)
+
+    def _is_to_note(self, found: Differences) -> bool:
+        if not found.must_commit:
+            return False
+        if (notes := load_sources(self.place.location, self.base)) is None:
+            return True
+        notes = notes.grown(self.base.stored_records)
+        there = notes.sizes[found.noted], notes.times[found.noted]
+        return not np.array_equal(there, (found.sizes, found.times))
 
     def has(self, plan: Plan) -> bool:
         """Return whether its dataset has the shards of a plan, by the hashes of their keys.
 
         An earlier call committed them, then, and was killed before it had cleaned up.
         """
+        if not plan.shards:
+            return self.takes(plan) and not self.is_open(plan)
         reader = Reader(self.place.location, self.base)
         numbers = range(plan.first, min(plan.first + plan.shards, self.base.shards))
         return (
@@ -142,6 +190,35 @@ class Split:
         left_out = {key for key, _ in self.problems}
         numbers = [one for key, of in self.replaced.items() if key not in left_out for one in of]
         self.gone = np.union1d(self.gone, np.array(numbers, np.int64))
+
+    def take(self, plan: Plan) -> None:
+        """Learn from a plan which records go. Raises BusyError, DamageError; OptionError as below.
+
+        Where it was committed already, nothing goes.
+        """
+        if not self.takes(plan):
+            raise self.overtaken()
+        if plan.differences is not None:
+            found = plan.differences()
+            numbers = np.concatenate([found.gone, found.noted])
+            if np.any((numbers < 0) | (numbers >= self.base.stored_records)):
+                raise DamageError(
+                    f"{printable(self.work)}: the plan of an update is of records that there are "
+                    "not. `shardio update --restart` drops it"
+                )
+            dropped = load_excluded(self.place.location, self.base)
+            self.gone = np.setdiff1d(found.gone, dropped)
+            self.differences = found._replace(gone=self.gone)
+        self.replace_alike(plan)
+
+    def overtaken(self) -> BusyError:
+        """Return the error for a dataset to which something was appended meanwhile."""
+        parts = self.job is not None and self.job.result.checked
+        again = "the parts again, and then `shardio commit`" if parts else "it again"
+        return BusyError(
+            f"{printable(self.folder, 4096)}: something else was appended here meanwhile. Nothing "
+            f"was committed: run {again}"
+        )
 
     def replace_alike(self, plan: Plan) -> None:
         """Note what the records of a plan replace. Raises OptionError where they are not to."""
@@ -183,11 +260,11 @@ class Call:
     part: PartOptions = field(default_factory=PartOptions)
     executor: Executor | None = None
     ahead: bool = False  # only the plan is made, for all parts
-    takes_plans: bool = False  # it goes on under plans that were made so
     to: Storage | None = None
     work_dir: PathLike | None = None
     check_images: bool = False  # else as the dataset was packed
     on_duplicate: str = "replace"  # as of `append`
+    command: str = "append"
 
 
 Changes = Callable[[Split, int], Mapping[str, int]]  # of a split with so many new records
@@ -213,7 +290,7 @@ class Growth:
 
     def plan(self) -> list[Job]:
         """Plan the shards of what is new in each listing. Raises SourceError."""
-        new = [one for one in self.work if one.listing is not None and one.listing.keys]
+        new = [one for one in self.work if one.is_to_change]
         for one in self.work:
             if one in new:
                 one.job = self._job(one, [other.name for other in new])
@@ -240,7 +317,10 @@ class Growth:
             size = len(ppm_header(height, width)) + 3 * height * width
         planned = make_plan(one.listing, options, size)
         there = one.base.dataset_id, one.base.shards
-        planned = planned.added_to(*there, self.call.on_duplicate, one.base.version_id)
+        over = one.base.version_id
+        planned = planned.added_to(*there, self.call.command, self.call.on_duplicate, over)
+        if one.differences is not None:
+            planned = planned.updating(one.seal, one.differences)
         if one.name:  # known to the commit, and no part of what makes a plan another one
             planned = replace(planned, options=replace(planned.options, splits=names))
         if self.call.ahead:
@@ -261,6 +341,18 @@ class Growth:
         report = Report(self.call.progress, sum(job.result.source_bytes for job in jobs))
         build_all(self.request, jobs, owners, report)
         return jobs
+
+    def build_part(self, done: Any) -> int:
+        """Build the part of the shards that was asked for; return how many records it has.
+
+        done: the result of the call, which says what was built. Raises as `build` does.
+        """
+        with contextlib.ExitStack() as owners:
+            results = [job.result for job in self.build(owners)]
+        done.part = self.run.plan.chosen
+        done.shards = sum(one.built + one.kept for one in results)
+        done.rejected = [problem for one in results for problem in one.rejected]
+        return sum(one.records for one in results)
 
     @property
     def folder(self) -> str:
@@ -310,12 +402,8 @@ def grow(source: PathLike, out: PathLike, call: Call) -> Growth:
         locate_target(out, call.to, source, check_group("storage", here.storage, Storage))
     )
     remote, folder = top.location.remote, top.url
-    if remote and call.work_dir is None and (call.part.part is not None or call.ahead):
-        raise OptionError(
-            f"{printable(folder, 4096)}: parts of an append to a store have a directory together, "
-            "which all of them see, for the plan and for notes of what is uploaded: give the same "
-            "one to all, and to `shardio commit`: --work-dir DIR"
-        )
+    if call.part.part is not None or call.ahead:
+        output_dir.check_shared(top.location, call.work_dir)
     chosen = call.part.begun(call.announce, wait=not call.dry_run)
     places = top.datasets()
     bases = {name: manifest.load(at.location) for name, at in places.items()}
@@ -346,10 +434,11 @@ def grow(source: PathLike, out: PathLike, call: Call) -> Growth:
 
 def _take_plans(growth: Growth, packing: PackCall) -> bool:
     """Take the plans that `append` made ahead for all parts, if it did. Raises OptionError."""
-    if growth.call.restart or growth.call.ahead or not growth.call.takes_plans:
+    if growth.call.restart or growth.call.ahead:
         return False
     remote = growth.place.location.remote
-    found = earlier_plans(growth.unpacked if remote else growth.folder, "" if remote else WORK)
+    where = (growth.unpacked, "") if remote else (growth.folder, WORK)
+    found = earlier_plans(where[0], growth.call.command, where[1])
     there = {one.name: one for one in growth.work}
     if not found or not all(name in there and there[name].takes(found[name]) for name in found):
         return False
@@ -530,7 +619,7 @@ def _remove_others(one: Split, whole: bool) -> None:
         if not one.fits:
             with output_dir.own_unfinished(one.work) as owner:
                 head = owner.journal()
-                if not one.takes(plan := journal.parse(head, one.work, owner.read)):
+                if not one.is_open(plan := journal.parse(head, one.work, owner.read)):
                     if one.has(plan):
                         for rows in plan.all_rows():
                             about = zip(rows.sizes.tolist(), rows.mtimes.tolist(), strict=True)
@@ -587,12 +676,7 @@ def _add_shards(
         or (one.classes or ())[: len(newest.classes or ())] != (newest.classes or ())
         or (plan is not None and not one.takes(plan))
     ):
-        parts = one.job is not None and one.job.result.checked
-        again = "the parts again, and then `shardio commit`" if parts else "it again"
-        raise BusyError(
-            f"{printable(one.folder, 4096)}: something else was appended here meanwhile. Nothing "
-            f"was committed: run {again}"
-        )
+        raise one.overtaken()
     if one.job is not None:
         _refuse_erased(one, newest, one.job)
     if newest.version_id != one.base.version_id:
@@ -719,6 +803,13 @@ def note_new(one: Split, notes: SourceNotes) -> None:
             if key not in left_out:
                 notes.put(number, size, changed_ns)
                 number += 1
+
+
+def built_line(out: str, records: int, shards: int, part: tuple[int, int], seconds: float) -> str:
+    """Say what a part built."""
+    took = f" in {show_count(shards, 'shard')}, in {seconds:.1f} s" if records else ""
+    built = "{} of {}, not committed".format(*part)
+    return f"{printable(out, 4096)}: {show_count(records, 'record')} built ({built}){took}"
 
 
 def grown_lines(

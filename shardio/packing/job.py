@@ -169,22 +169,16 @@ class Job:
             owner.release_to_winner(packed=False)
             raise
 
-    def check_parts(self, report: process_pool.Report, appended: bool | None = None) -> str | None:
-        """Check the shards that parts built; say what is missing. Raises ExistsError, SourceError.
-
-        appended: whether the dataset that it is added to has it
-        """
-        assert self.owner is not None
-        self.result.checked = True
-        committed = appended is None and journal.is_committed(self.directory, self.owner.journal())
-        if committed or appended:  # and not cleaned up
-            self.result.already = True
-            if committed:
+    def check_parts(self, report: process_pool.Report, committed: bool) -> str | None:
+        """Check what parts built, if it is not committed; say what is missing. Raises as build."""
+        self.result.checked, self.result.already = True, committed
+        if committed:
+            if self.plan.command == "pack":
                 self._show_committed()
             return None
         if self._is_packed():
             raise ExistsError(
-                f"{printable(self.directory)}: a dataset is packed here, of the same keys and "
+                f"{printable(self.place.url)}: a dataset is packed here, of the same keys and "
                 "sizes as the new one. Replace it with `shardio commit --overwrite`"
             )
         problems = journal.load_rejected(LocalDirectory(self.directory), journal.part_list(_SCAN))
@@ -306,11 +300,16 @@ class Job:
 
     def commit(self) -> None:
         """Put the manifest into place: before it nothing was packed, after it all was."""
-        if self.owner is None:  # it was packed before
-            return
-        if not self.result.already:
+        if self.owner is not None and not self.result.already:  # it was not packed before
             self._write_manifest()
-        self.owner.clean(keep=self.plan.ahead is not None and self.result.checked)
+        if not self.place.remote:  # else it says which splits there are, and goes after all
+            self.clean()
+
+    def clean(self) -> None:
+        """Remove what only the unfinished packing needed."""
+        if self.owner is not None:
+            kept = self.plan.ahead is not None and self.result.checked and not self.place.remote
+            self.owner.clean(keep=kept)
 
     def _write_manifest(self) -> None:
         options = self.plan.options.record()
@@ -366,7 +365,7 @@ class Job:
 
 def _another_plan(place: Target, old: Plan, new: Plan, planned: bool) -> SourceChangedError:
     """Return the error for another plan that is there; planned: by `shardio plan`, for parts."""
-    planner = journal.planner(place.url, old)
+    planner = journal.planner(old)
     differ = difference(old, new) or f"  it was begun without `{planner}`"
     return SourceChangedError(
         f"{printable(place.url)}: an unfinished packing is here, of another plan:\n"

@@ -15,7 +15,7 @@ and what stays, where the plan was made ahead, until another dataset is committe
 
     journal   "shardio-plan 1\\n" | one line of JSON: what makes the id, but for the records
               | pieces, one a shard: msgpack of its keys, sizes, times, and its piece of the source
-              | a piece of what cannot be packed
+              | a piece of what cannot be packed, and of an update one of what else it found
               | header: msgpack of all else | footer (lock.py)
          or   "shardio-writer 0\\n" | one line of JSON: of what cannot be resumed
 
@@ -63,7 +63,7 @@ from ..storage.location import Target, locate
 from ..storage.lock import FOOTER, JOURNAL, PLAN_MAGIC, SEAL, WRITER_MAGIC
 from ..units import show_count
 from .options import PackOptions
-from .plan import Before, Plan, Rows, json_line
+from .plan import Before, Differences, Plan, Rows, json_line
 from .shard_writer import open_own
 from .sources.base import Ints, Listing, Plain, Problem, Read, Source
 
@@ -90,6 +90,8 @@ _KINDS: dict[str, Any] = {
     "first": int,
     "on_duplicate": str,
     "over": str,
+    "command": str,
+    "base": bytes,
 }
 # What is raised by reading values that are not those that were written.
 _UNFIT = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
@@ -100,19 +102,22 @@ _SHARD = re.compile(r"([0-9]{5,})-[0-9a-f]{8}(\..+)")  # number, start of its co
 
 
 def dump(plan: Plan) -> Iterator[bytes]:
-    """Write the journal of a plan: beginning, a piece for each shard, one of problems, end."""
+    """Write the journal of a plan: beginning, a piece for each shard, those of the rest, end."""
     start = PLAN_MAGIC + json_line(plan.identity)
     yield start
     ends, checksums = [len(start)], []
     shards = (_plain(rows, ahead=plan.ahead is not None) for rows in plan.all_rows())
-    for values in itertools.chain(shards, [list(plan.problems)]):
+    rest: list[Any] = [list(plan.problems)]
+    if plan.differences is not None:
+        rest.append(plan.differences()._asdict())
+    for values in itertools.chain(shards, rest):
         piece = pack_columns(values)
         ends.append(ends[-1] + len(piece))
         checksums.append(_checksum(piece))
         yield piece
-    names = ("ignored", "notes", "shard_bytes", "dataset_id", "changes", "before", "ahead", "first")
-    added = ("on_duplicate", "over", "bounds")
-    header: Plain = {name: getattr(plan, name) for name in (*names, *added)}
+    names = ["ignored", "notes", "shard_bytes", "dataset_id", "changes", "before", "ahead", "first"]
+    names += ["on_duplicate", "over", "command", "base", "bounds"]
+    header: Plain = {name: getattr(plan, name) for name in names}
     header |= {"problems": len(plan.problems), "ends": np.array(ends), "checksums": checksums}
     end = pack_columns(header)
     places = FOOTER.pack(len(start), ends[-1], b"")[:-SEAL]
@@ -153,7 +158,7 @@ class _Pieces:
     reopen: Callable[[Plain], Source] | None  # the source, by a piece of it
 
     def load(self, number: int) -> Any:
-        """Read a piece: of a shard, or the last one, of problems. Raises ValueError."""
+        """Read a piece: of a shard, or one of those behind these. Raises ValueError."""
         piece = self.read(self.ends[number], self.ends[number + 1] - self.ends[number])
         if _checksum(piece) != self.checksums[number]:
             raise ValueError("its checksum is wrong")
@@ -236,7 +241,7 @@ class _Problems(Sequence[Problem]):
     def _loaded(self) -> list[Problem]:
         pieces = self._pieces
         try:
-            found = [(key, why) for key, why in pieces.load(len(pieces.ends) - 2)]
+            found = [(key, why) for key, why in pieces.load(len(pieces.bounds) - 1)]
             if {(type(key), type(why)) for key, why in found} - {(bytes, str)}:
                 raise ValueError("it is not of keys and reasons")
             return found
@@ -245,6 +250,23 @@ class _Problems(Sequence[Problem]):
                 f"{pieces.shown}: the list of what cannot be packed cannot be read: {error}. "
                 f"{_restart(pieces.shown)} drops it"
             ) from None
+
+
+def _differences(pieces: _Pieces) -> Differences:
+    """Read what an update found besides what is to be packed. Raises DamageError."""
+    try:
+        found = Differences(**pieces.load(len(pieces.bounds)))
+        *columns, must_commit = found
+        if {(type(one), one.dtype.str, one.ndim) for one in columns} != {(np.ndarray, "<i8", 1)}:
+            raise ValueError("it is not of numbers")
+        if type(must_commit) is not bool or len({*map(len, columns[1:])}) != 1:
+            raise ValueError("its columns do not fit each other")
+        return found
+    except _UNFIT as error:
+        raise DamageError(
+            f"{pieces.shown}: what an update found cannot be read: {error}. "
+            f"{_restart(pieces.shown)} drops it"
+        ) from None
 
 
 def _no_pieces(start: int, length: int) -> bytes:
@@ -285,6 +307,8 @@ def parse(
             open_piece = functools.partial(reopen, options.source, options.split, described)
         pieces = _Pieces(shown, read, header["bounds"], ends, checksums, open_piece)
         header["problems"] = _Problems(header["problems"], pieces)
+        if header["command"] == "update":
+            header["differences"] = functools.partial(_differences, pieces)
         plan = Plan(**header, rows=pieces)
         if json_line(plan.identity) != data[len(PLAN_MAGIC) : at]:
             raise ValueError("its options are not as they are written")
@@ -301,7 +325,8 @@ def _check(header: Plain) -> None:
     bounds, shard_bytes, ends = (header[name] for name in ("bounds", "shard_bytes", "ends"))
     if any(one.dtype != np.int64 or one.ndim != 1 for one in (bounds, shard_bytes, ends)):
         raise ValueError("its numbers are of another type")
-    lengths = (len(shard_bytes) + 1, len(ends) - 1, len(header["checksums"]))
+    more = header["command"] == "update"  # a piece
+    lengths = (len(shard_bytes) + 1, len(ends) - 1 - more, len(header["checksums"]) - more)
     if lengths != (len(bounds), len(bounds), len(bounds)):
         raise ValueError("it says different numbers of shards")
     if (
@@ -360,10 +385,9 @@ def grown_from(directory: str) -> str | None:
     return folder if name == WORK else None
 
 
-def planner(directory: str, plan: Plan) -> str:
-    """Return the command that made a plan ahead, for who builds its shards in a directory."""
-    grows = plan.first or grown_from(directory) is not None
-    return "shardio append --plan" if grows else "shardio plan"
+def planner(plan: Plan) -> str:
+    """Return the command that made a plan ahead, or would make it."""
+    return "shardio plan" if plan.command == "pack" else f"shardio {plan.command} --plan"
 
 
 def _restart(path: str) -> str:

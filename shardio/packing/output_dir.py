@@ -32,6 +32,7 @@ from ..storage.lock import JOURNAL
 from ..storage.remote import RemoteLocation
 from ..units import show_count
 from . import journal, objects, plan
+from .built import Built
 from .journal import ReadBytes
 from .options import PackOptions
 from .plan import Plan
@@ -51,6 +52,16 @@ def working_directory(place: RemoteLocation, given: str | None, work: str = "pac
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
     name = f"{work}-{hashlib.sha256(place.url.encode(errors='surrogatepass')).hexdigest()[:16]}"
     return os.path.join(os.path.expanduser(caches), "shardio", name)
+
+
+def check_shared(place: Target, given: object) -> None:
+    """Raise OptionError where parts would build for a store, and were given no directory."""
+    if place.remote and given is None:
+        raise OptionError(
+            f"{printable(place.url, 4096)}: parts that build for a store have a directory "
+            "together, which all of them see, for the plan and for notes of what is uploaded: give "
+            "the same one to all, and to `shardio commit`: --work-dir DIR"
+        )
 
 
 def check_working_directory(directory: str, source: Location, names: Sequence[str]) -> None:
@@ -230,6 +241,15 @@ def _has_shards(place: Target, there: manifest.Manifest) -> bool:
     looks = ((info, Request(place.store, info.name, what="head")) for info in infos)
     found = [(info, objects.looked(look)) for info, look in objects.each(looks, objects.LOOKS)]
     return all(reply is not None and reply.size == info.size for info, reply in found)
+
+
+def is_of(place: Target, planned: Plan, sent: Iterable[Built]) -> bool:
+    """Return whether the dataset of a plan is in a place, of no shards but those that were sent."""
+    there = manifest.load_if_packed(place)
+    if there is None or there.dataset_id != planned.dataset_id:
+        return False
+    names = {one.info.name for one in sent if one.info is not None}
+    return all(there.shard(number).name in names for number in range(there.shards))
 
 
 def refuse_unseen(place: Target, names: Iterable[str]) -> None:

@@ -91,8 +91,8 @@ def pack(
     to          a shardio.Storage: how the store of OUT is reached; default: as the source, if that
                 has the same scheme, or is no URL
     work_dir    if OUT is a URL: the directory where shards are built before they are uploaded;
-                default: one in ~/.cache/shardio. Give the same one to resume. If SRC is a
-                compressed archive, such as a .tgz: where it is unpacked; default: OUT
+                default: one in ~/.cache/shardio. Give the same one to resume, and to all parts. If
+                SRC is a compressed archive, such as a .tgz: where it is unpacked; default: OUT
     dry_run     touch nothing; raise what a real run would raise before it builds
     progress    called now and then with bytes done and bytes in all
     announce    called with lines to show before the work begins: the part, the size of pixels
@@ -107,12 +107,12 @@ def pack(
     chosen = call.plan.begun(announce, wait=not dry_run)
     run = Run(processes(jobs), overwrite, chosen, on_error == "skip", executor=executor)
     place = locate_target(out, to, source, call.storage)
-    folder, unpacks = _working_directories(place, work_dir, run)
+    folder, unpacks = _working_directories(place, work_dir, not run.is_whole)
     unpacks_in = None if dry_run else unpacks
     request = make_request(source, call.read, splits, run.jobs, progress, unpacks_in, announce)
     work = []
-    if isinstance(place, LocalDirectory) and not chosen.restart:
-        work = _from_plans(call, request, run, place)
+    if not chosen.restart:
+        work = _from_plans(call, request, run, place, folder)
     if not work:
         with without_leftovers(request, run):
             request = with_kind(request, place, work_dir, executor)
@@ -150,6 +150,8 @@ def plan(
     images: ImageOptions | None = None,
     plan: PlanOptions | None = None,
     overwrite: bool = False,
+    to: Storage | None = None,
+    work_dir: PathLike | None = None,
     progress: Progress | None = None,
     announce: Announce | None = None,
 ) -> list[Packed]:
@@ -159,7 +161,9 @@ def plan(
     the plan, and takes all options from it that are not given. The plan is a snapshot: files that
     come later are not packed, and one that changes is an error.
 
-    out  a directory; all options are those of `pack`
+    work_dir  if OUT is a URL: the directory that all parts share, where the plan then lies
+
+    All other options are those of `pack`.
 
     Returns what is to be packed, a Packed of each split. Raises as `pack` does; OptionError for
     files of another format, which are read as a whole.
@@ -168,14 +172,13 @@ def plan(
     check_bool(overwrite=overwrite)
     if call.plan.part is not None:
         raise OptionError("part: a plan is of all parts; give it to `shardio pack`")
-    place = locate_target(out, None, source, call.storage)
-    if not isinstance(place, LocalDirectory):
-        raise OptionError(_no_parts_in(place))
-    request = make_request(source, call.read, splits, None, progress, place.url, announce)
+    place = locate_target(out, to, source, call.storage)
+    folder, unpacks = _working_directories(place, work_dir, True)
+    request = make_request(source, call.read, splits, None, progress, unpacks, announce)
     request = with_kind(request, place, None, None)
     sources.check_pieces(request)
     run = Run(1, overwrite, call.plan)
-    work = _from_listing(call, request, run, place, place.url, ahead=True)
+    work = _from_listing(call, request, run, place, folder, ahead=True)
     show_pixels(work, announce)
     return [job.write_plan() for job in work]
 
@@ -220,20 +223,21 @@ def _plain_path(path: PathLike) -> str:
     return text if locate(text).remote else local_path(text)
 
 
-def _working_directories(place: Target, given: PathLike | None, run: Run) -> tuple[str, str]:
+def _working_directories(place: Target, given: PathLike | None, shared: bool) -> tuple[str, str]:
     """Return the directory where shards are built, and the one where archives are unpacked.
 
-    Both are OUT itself, where that is one, and nothing is given. Raises OptionError.
+    Both are OUT itself, where that is one, and nothing is given. shared: by parts. Raises
+    OptionError.
     """
     if isinstance(place, LocalDirectory):
-        if given is not None and not run.is_whole:
+        if given is not None and shared:
             raise OptionError(
                 "work_dir: not with a part: all parts share what is unpacked in OUT, and the "
                 "commit removes it"
             )
         return place.url, place.url if given is None else local_path(given)
-    if not run.is_whole:
-        raise OptionError(_no_parts_in(place))
+    if shared:
+        output_dir.check_shared(place, given)
     found = output_dir.working_directory(place, None if given is None else local_path(given))
     return found, found
 
@@ -277,25 +281,20 @@ def with_kind(
     return request
 
 
-def _no_parts_in(place: Target) -> str:
-    return (
-        f"{place.url}: parts of one packing build their shards in one directory, which all of "
-        "them see; expected a directory, local or mounted. `shardio copy` brings the dataset "
-        "into the store"
-    )
-
-
 def _from_plans(
-    call: PackCall, request: SourceRequest, run: Run, place: LocalDirectory
+    call: PackCall, request: SourceRequest, run: Run, place: Target, directory: str
 ) -> list[Job]:
     """Take the plan of each split that `plan` made; none where it made none. Raises OptionError.
 
-    A part that starts again when all is committed takes the plan that it was committed under.
+    A part that starts again when all is committed takes the plan that it was committed under; but
+    not of a store, where none is kept.
     """
-    found = earlier_plans(place.url)
-    done = not found and not run.is_whole and not run.overwrite
+    if place.remote:
+        output_dir.check_working_directory(directory, request.location, [""])
+    found = earlier_plans(directory)
+    done = not (found or run.is_whole or run.overwrite or place.remote)
     if done:
-        found = committed_plans(place.url)
+        found = committed_plans(directory)
     if not found:
         return []
     numbering = _numbering(call)
@@ -309,8 +308,9 @@ def _from_plans(
             if done:
                 return []  # what is packed there says which option differs
             raise
-        folder = manifest.split_folder(place.url, name)
-        work.append(planned_job(planned, LocalDirectory(folder), folder, run, request))
+        folder = manifest.split_folder(directory, name)
+        there = place.below(name) if name else place
+        work.append(planned_job(planned, there, folder, run, request))
     for job in work:
         job.check(sized=True)
         job.result.by_plan = done
@@ -429,11 +429,13 @@ def build_all(
 
 
 def commit_jobs(place: Target, work: list[Job], splits: Sequence[str]) -> None:
-    """Commit one dataset after the other, and at last the file that names them as splits."""
+    """Commit one dataset after the other, then the file that names them as splits; clean up."""
     for job in work:
         job.commit()
     if splits:
         output_dir.commit_splits(place, splits)
+    for job in work if place.remote else ():
+        job.clean()
 
 
 @contextlib.contextmanager

@@ -112,6 +112,8 @@ class Packed(Reencoded):
             labels = show_count(self.classes, "class", "classes")
         unit = "file" if self.source == "imagefolder" else "record"
         what = f"{show_count(self.records, unit)}, {labels}, {show_size(self.source_bytes)}"
+        if self.already and self.version:
+            return f"already committed, and nothing is left to do: {what}"
         if self.already and self.by_plan:
             return (
                 f"already packed: {what}, by the plan that was made here; SRC was not looked at "

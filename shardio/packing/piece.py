@@ -61,7 +61,8 @@ def cut(
     """
     described = _source(work.plan.rows(numbers[0])).describe() if numbers else {}
     request = replace(request, files=None, progress=None, tell=None)
-    shipped = replace(work, plan=replace(work.plan, rows=_no_rows, problems=()))
+    plan = replace(work.plan, rows=_no_rows, problems=(), differences=None)
+    shipped = replace(work, plan=plan)
     build = functools.partial(_build_and_upload, target) if target else build_piece
     return functools.partial(build, shipped, request, described), Pieces(work.plan, numbers)
 

@@ -45,6 +45,16 @@ class Rows(NamedTuple):
     source: Source | None  # None: they cannot be read here
 
 
+class Differences(NamedTuple):
+    """What an update finds besides what is to be packed, by the numbers of records."""
+
+    gone: Ints  # of those that the source has not, and that are to go
+    noted: Ints  # of those that stay, and of whose files size and time are to be noted
+    sizes: Ints
+    times: Ints
+    must_commit: bool  # whatever becomes of records
+
+
 @dataclass(frozen=True)
 class Plan:
     """Records in the order they are packed, and where shards begin.
@@ -70,6 +80,9 @@ class Plan:
     first: int = 0  # number of its first shard: of those that are added to a dataset, behind others
     on_duplicate: str = ""  # of keys that this dataset has: as of `append`; "": there is none
     over: str = ""  # the id of the version of this dataset for which it was made
+    command: str = "pack"  # of shardio, that commits its shards
+    base: bytes = b""  # of an update: by which the shards that it compared are known
+    differences: Callable[[], Differences] | None = None  # of an update
 
     @property
     def shards(self) -> int:
@@ -101,14 +114,21 @@ class Plan:
             seal.update(b"\0" * (number > 0) + b"\0".join(rows.keys))
         return replace(self, dataset_id=seal.digest()[:16])
 
-    def added_to(self, dataset_id: bytes, first: int, on_duplicate: str, over: str) -> Plan:
+    def added_to(
+        self, dataset_id: bytes, first: int, command: str, on_duplicate: str, over: str
+    ) -> Plan:
         """Return the plan for a dataset that is there, whose shards are followed by these.
 
         What makes an id is among what must not change while the shards are built.
         """
         changes = hashlib.sha256(self.changes + self.dataset_id + b"%d" % first).digest()
         there = replace(self, dataset_id=dataset_id, first=first, on_duplicate=on_duplicate)
-        return replace(there, over=over, changes=changes)
+        return replace(there, changes=changes, command=command, over=over)
+
+    def updating(self, base: bytes, found: Differences) -> Plan:
+        """Return the plan with what else becomes of the dataset, known by its shards."""
+        changes = hashlib.sha256(self.changes + base + found.gone.astype("<i8").tobytes()).digest()
+        return replace(self, changes=changes, base=base, differences=lambda: found)
 
     def all_rows(self) -> Iterable[Rows]:
         """Give the records of all shards, one shard after the other."""
@@ -119,6 +139,7 @@ class Plan:
         return (
             (self.dataset_id, self.first) == (other.dataset_id, other.first)
             and (self.changes, self.on_duplicate) == (other.changes, other.on_duplicate)
+            and self.command == other.command
             and np.array_equal(self.bounds, other.bounds)
         )
 
@@ -248,6 +269,8 @@ def difference(old: Plan, new: Plan) -> str:
         one.options.record() | {"on_duplicate": one.on_duplicate or None} for one in (old, new)
     )
     lines = [f"  option {line}" for line in changed(before, after)]
+    if old.command != new.command:
+        lines.append(f"  it was begun by `shardio {old.command}`")
     if old.classes != new.classes:
         lines.append("  the classes differ")
     was, now = (
@@ -268,6 +291,8 @@ def difference(old: Plan, new: Plan) -> str:
         lines += [f"  {printable(key)} {what}" for key in sorted(keys)[:5]]
         if len(keys) > 5:
             lines.append(f"  ... {len(keys) - 5:,} more: {what}")
+    if not lines and old.base and new.base:
+        lines.append("  other records are to go: --gone, or the dataset, was changed")
     return "\n".join(lines)
 
 

@@ -3,6 +3,9 @@
 How it works. Keys tell what is new, and what is gone. Of a key that both have, the contents are
 compared, unless the size and time of its file are those that an earlier `update` noted in a file
 beside the manifest (formats/version.py). What changed is packed anew, and its old record dropped.
+
+The parts of a job array compare alike, or go on under a plan of what was compared once; it says
+what `shardio commit` is to drop and to note, since the source is not asked then.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,15 +34,16 @@ from .grow import (
     Call,
     Growth,
     Split,
+    built_line,
     grow,
     grown_lines,
     leave_out_rejected,
     note_new,
 )
 from .options import ADVICE, PackOptions, PathLike, SourceOptions
-from .parts import Announce
-from .plan import cut
-from .process_pool import Progress, Report
+from .parts import Announce, PartOptions
+from .plan import Differences, cut
+from .process_pool import Executor, Progress, Report
 from .sources.base import Rejected
 from .versions import version_lines
 
@@ -71,21 +74,28 @@ class Updated(Summary):
     rejected_before: int = 0  # files that were left out before, and are as they were
     kept: bool = False  # what is gone from the source stays
     dry_run: bool = False
+    part: tuple[int, int] | None = None  # only this one was built, and of how many; not committed
+    built: int = 0  # records of this part
+    planned: bool = False  # only the plan was made
 
     def __str__(self) -> str:
-        took = "" if self.dry_run else f", in {self.seconds:.1f} s"
+        took = "" if self.dry_run or self.planned else f", in {self.seconds:.1f} s"
         gone = f"{self.gone:,} gone{', which stay' if self.kept and self.gone else ''}"
         lines = [
             f"{printable(self.out, 4096)}: {self.new:,} new, {self.changed:,} changed, {gone}, "
             f"{self.unchanged:,} as they were{took}"
         ]
+        if self.part:
+            lines = [built_line(self.out, self.built, self.shards, self.part, self.seconds)]
         if self.back:
             lines.append(f"{self.back:,} of the new ones had been dropped, and are back")
         if self.compared:
             lines.append(f"the contents of {self.compared:,} were compared")
         if self.assumed:
             lines.append(f"{self.assumed:,} were taken as unchanged, unseen")
-        if self.shards:
+        if self.planned:
+            lines.append(f"planned: {show_count(self.shards, 'new shard')}")
+        elif self.shards and not self.part:
             lines.append(f"{show_count(self.shards, 'new shard')}, {show_size(self.bytes)}")
         lines += grown_lines(self.classes, self.rejected, self.rejected_before)
         if self.dry_run:
@@ -104,6 +114,11 @@ def update(
     gone: str | None = None,
     read: SourceOptions | None = None,
     jobs: int | None = None,
+    executor: Executor | None = None,
+    part: tuple[int, int] | str | None = None,
+    parts: int | None = None,
+    stagger_s: float = 0.0,
+    plan: bool = False,
     check_images: bool = False,
     on_error: str = "raise",
     restart: bool = False,
@@ -124,6 +139,9 @@ def update(
     gone      what becomes of records that the source has not: "drop", or "keep". Default: they are
               dropped, but where these are more than half of all, nothing is done
     read, jobs, on_error, restart, to, work_dir, progress, announce    as of `append`
+    executor  a shardio.RayExecutor: a cluster that builds the shards; contents are compared here
+    part, parts, stagger_s    as of `append`: build only this part of the new shards; then `commit`
+    plan      only list and compare, and leave the plan in OUT: parts then do neither
     check_images  of what is new or changed, as of `append`
     dry_run   say what is new, changed and gone, and change nothing
 
@@ -139,22 +157,75 @@ def update(
         raise OptionError("--checksum compares all files, --assume-unchanged none: give one")
     if gone not in _CHOICES:
         raise OptionError(f"gone is {printable(repr(gone))}; expected 'drop' or 'keep'")
+    share = PartOptions(part=part, parts=parts, stagger_s=stagger_s)
+    if plan and part is not None:
+        raise OptionError("part: a plan is of all parts; give it to `shardio update` without plan")
     told = dry_run, progress, announce
-    call = Call(
-        read, jobs, on_error, restart, *told, to=to, work_dir=work_dir, check_images=check_images
+    call = replace(
+        Call(read, jobs, on_error, restart, *told, share, executor, plan),
+        to=to,
+        work_dir=work_dir,
+        check_images=check_images,
+        command="update",
     )
     growth = grow(source, out, call)
-    done = Updated(growth.folder, classes=growth.new_classes, kept=gone == "keep", dry_run=dry_run)
+    done = Updated(growth.folder, kept=gone == "keep", dry_run=dry_run, planned=plan)
+    done.classes = [] if part is not None else growth.new_classes  # which the commit says
+    found = list[_Found]()
+    if any(one.job is not None for one in growth.work):
+        if checksum or assume_unchanged or gone is not None:
+            raise OptionError(
+                f"{printable(growth.folder)}: a plan was made here by `shardio update --plan`, and "
+                "it says what is unchanged and what is to go: leave out --checksum, "
+                "--assume-unchanged and --gone; or plan anew, with `shardio update --plan "
+                "--restart`"
+            )
+        _take_planned(growth, done)
+    else:
+        found = _compared(growth, done, checksum, assume_unchanged, gone)
+    if dry_run:
+        pass
+    elif plan:
+        done.shards = sum(job.write_plan().shards for job in growth.plan())
+    elif part is not None:
+        done.built = growth.build_part(done)
+    else:
+        committed = growth.build_and_commit("update", changes, noted)
+        done.shards, done.bytes = committed.shards, committed.bytes
+        done.rejected, done.versions = committed.rejected, committed.versions
+        for each in found:
+            left_out = {key for key, _ in each.split.problems}
+            done.new -= sum(each.listing.keys[place] in left_out for place in each.new)
+    done.seconds = time.monotonic() - began
+    return done
+
+
+def _take_planned(growth: Growth, done: Updated) -> None:
+    """Learn from plans that were made ahead what differs. Raises as `Split.take`."""
+    for one in growth.work:
+        if one.job is not None:
+            one.take(one.job.plan)
+            done.changed += len(one.replaced)
+            done.new += one.job.plan.records - len(one.replaced)
+            done.gone += len(one.gone)
+        done.unchanged += one.base.records - len(one.replaced) - len(one.gone)
+
+
+def _compared(
+    growth: Growth, done: Updated, checksum: bool, assumes: bool, gone: str | None
+) -> list[_Found]:
+    """Compare what was listed with the dataset, and choose what is to be done. Raises OptionError.
+
+    Returns what was found, by splits.
+    """
     for one in growth.work:
         if one.listing is not None:
             one.source_keys = {*one.listing.keys, *(key for key, _ in one.listing.problems)}
     done.rejected_before = 0 if checksum else leave_out_rejected(growth)
-    found = {
-        one.name: _Found(one, growth, checksum, assume_unchanged)
-        for one in growth.work
-        if one.listing
-    }
-    for each in found.values():
+    found = [
+        _Found(one, growth, checksum, assumes) for one in growth.work if one.listing is not None
+    ]
+    for each in found:
         each.compare(done)
         done.new += len(each.new)
         done.back += each.back
@@ -167,19 +238,9 @@ def update(
             f"{growth.request.shown}: expected all of the source. If they are to go, say so: "
             "--gone drop; or --gone keep. Nothing was changed"
         )
-    for each in found.values():
+    for each in found:
         each.choose(keep=gone == "keep")
-    if not dry_run:
-        committed = growth.build_and_commit(
-            "update", lambda one, added: found[one.name].changes(added), partial(_noted, found)
-        )
-        done.shards, done.bytes = committed.shards, committed.bytes
-        done.rejected, done.versions = committed.rejected, committed.versions
-        for each in found.values():
-            left_out = {key for key, _ in each.split.problems}
-            done.new -= sum(each.listing.keys[place] in left_out for place in each.new)
-    done.seconds = time.monotonic() - began
-    return done
+    return found
 
 
 class _Found:
@@ -200,7 +261,7 @@ class _Found:
         joins = growth.request.joins
         plain = growth.request.kind in PLAIN and not (joins.tables or joins.boxes)
         self._trusts = plain and not checksum
-        self._assumes, self._assumed, self._dropped = assumes, 0, 0
+        self._assumes, self._assumed = assumes, 0
         if assumes and not plain:
             raise OptionError(
                 f"{growth.request.shown}: --assume-unchanged goes with a folder or an archive of "
@@ -337,13 +398,14 @@ class _Found:
         split.listing = self.listing.take(np.array(places, np.int64))
         split.replaced = {self.listing.keys[place]: [number] for place, number in self.changed}
         split.gone = np.array([] if keep else sorted(self.gone), np.int64)
-        self._dropped = len(split.gone)
-        split.must_commit = self.notes is None or self._assumed > 0
-
-    def changes(self, added: int) -> dict[str, int]:
-        """Return the counts of a commit that added so many records."""
-        replaced = len(self.split.gone) - self._dropped
-        return {"added": added, "replaced": replaced, "dropped": self._dropped}
+        listed, numbers = np.array(sorted(self.same), np.int64).reshape(-1, 2).T
+        sizes, times = self.listing.sizes[listed], self.listing.mtimes[listed]
+        notes = self.notes or SourceNotes(NONE, NONE)
+        known = notes.grown(split.base.stored_records)
+        other = (known.sizes[numbers] != sizes) | (known.times[numbers] != times)
+        must_commit = self.notes is None or self._assumed > 0
+        noted = numbers[other], sizes[other], times[other]
+        split.differences = Differences(split.gone, *noted, must_commit)
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -352,14 +414,18 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _noted(found: dict[str, _Found], one: Split, records: int) -> SourceNotes | None:
+def changes(one: Split, added: int) -> dict[str, int]:
+    """Return the counts of a commit that added so many records."""
+    dropped = 0 if one.differences is None else len(one.differences.gone)
+    return {"added": added, "replaced": len(one.gone) - dropped, "dropped": dropped}
+
+
+def noted(one: Split, records: int) -> SourceNotes | None:
     """Return the sizes and times of the files of all records, of so many, as they are now."""
-    each = found.get(one.name)
-    if each is None:
+    if (found := one.differences) is None:
         return None
-    notes = (each.notes or SourceNotes(NONE, NONE)).grown(records)
-    listing = each.listing
-    for place, number in each.same:
-        notes.put(number, int(listing.sizes[place]), int(listing.mtimes[place]))
+    there = load_sources(one.place.location, one.base) or SourceNotes(NONE, NONE)
+    notes = there.grown(records)
+    notes.sizes[found.noted], notes.times[found.noted] = found.sizes, found.times
     note_new(one, notes)
     return notes

@@ -1,11 +1,13 @@
-"""What parts built is committed: of an append. (Of a packing: test_schedulers, test_splits, ...)"""
+"""What parts built is committed: of an append, an update. (Of a packing: test_splits.py, ...)"""
 
+import os
 import shutil
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support import LIMIT_S
 from support.packing import unlisted
@@ -24,6 +26,7 @@ from support.trees import (
 import shardio as api
 from shardio import (
     BusyError,
+    DamageError,
     NotPackedError,
     OptionError,
     PlanOptions,
@@ -37,6 +40,7 @@ from shardio import (
 from shardio.packing import versions
 from shardio.packing.drop import drop
 from shardio.packing.journal import WORK
+from shardio.packing.plan import Differences
 from shardio.packing.update import update
 from shardio.packing.versions import log, restore
 
@@ -463,3 +467,214 @@ def test_classes_that_others_brought_meanwhile_are_not_renamed(tmp_path: Path) -
     with pytest.raises(BusyError, match="something else was appended here meanwhile"):
         commit(out, jobs=1)
     assert api.open(out).classes == ["a", "c"]
+
+
+# --- of an update ---------------------------------------------------------------------------------
+
+
+def alter(source: Path) -> Path:
+    """One new file in a new class, nine others, two that change, one that is gone, one touched."""
+    plant(source, {key: data for key, data in NEW.items() if str(key).startswith("class1")})
+    plant(source, {"zebra/new.jpg": noise("z", 500), "class1/001.jpg": noise("anew", 700)})
+    old = source / "class2/001.jpg"
+    old.write_bytes(noise("as long", old.stat().st_size))
+    (source / "class0/002.jpg").unlink()
+    os.utime(source / "class0/003.jpg", (1, 1))
+    return source
+
+
+@pytest.fixture
+def updated(out: Path, source: Path, tmp_path: Path) -> dict[bytes, bytes | None]:
+    """What an update without parts makes of `out`, once its source is altered."""
+    alter(source)
+    shutil.copytree(out, tmp_path / "whole")
+    update(source, tmp_path / "whole", jobs=1)
+    return content(tmp_path / "whole")
+
+
+def update_parts(source: Path, out: Path, count: int = 3, **options: Any) -> Any:
+    for part in range(count, 0, -1):
+        done = update(source, out, jobs=1, part=(part, count), **options)
+        assert done.part == (part, count) and not done.versions
+    return commit(out, jobs=1)
+
+
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("first", [False, True], ids=["noted", "first"])
+def test_parts_update_what_one_process_does(
+    out: Path, source: Path, tmp_path: Path, planned: bool, first: bool, monkeypatch: Any
+) -> None:
+    if not first:
+        update(source, out, jobs=1)
+    alter(source)
+    shutil.copytree(out, tmp_path / "whole")
+    update(source, tmp_path / "whole", jobs=1)
+    if planned:
+        done = update(source, out, plan=True, jobs=1)
+        assert (done.new, done.changed, done.gone, done.unchanged) == (10, 2, 1, 21)
+        assert done.planned and done.shards == 3 and done.classes == ["zebra"]
+        unlisted(monkeypatch)
+        again = update(source, out, dry_run=True)
+        assert (again.new, again.changed, again.gone, again.unchanged) == (10, 2, 1, 21)
+    (done,) = update_parts(source, out)
+    monkeypatch.undo()
+    said = str(done)
+    assert "2 of these replace a record" in said and "new classes: zebra" in said
+    assert "1 record dropped, which the source has not any more" in said
+    assert f"version {log(out).versions[0].id}" in said
+    assert content(out) == content(tmp_path / "whole")
+    assert log(out).versions[0].changes == {"added": 12, "replaced": 2, "dropped": 1}
+    again = update(source, out)
+    assert (again.unchanged, again.compared, again.versions) == (33, 0, {})
+
+
+def test_an_update_that_drops_alone_is_committed_once(
+    out: Path, source: Path, tmp_path: Path
+) -> None:
+    update(source, out)
+    (source / "class0/002.jpg").unlink()
+    shutil.copytree(out, tmp_path / "whole")
+    update(source, tmp_path / "whole")
+    assert update(source, out, part="1/2").built == update(source, out, part="2/2").built == 0
+    shutil.copytree(out / WORK, tmp_path / "kept")
+    (done,) = commit(out)
+    assert done.committed and done.version == log(out).versions[0].id
+    assert content(out) == content(tmp_path / "whole")
+    shutil.copytree(tmp_path / "kept", out / WORK)  # as a kill before the last step leaves it
+    (done,) = commit(out)
+    assert (done.already, done.committed) == (True, False) and "already committed" in str(done)
+    assert content(out) == content(tmp_path / "whole")
+    shutil.copytree(tmp_path / "kept", out / WORK)
+    assert update(source, out, part="1/1").built == 0
+    with pytest.raises(NotPackedError, match="nothing to commit"):
+        commit(out)  # since the part saw that nothing is left to do
+    assert not any((out / WORK).iterdir())
+
+
+def test_without_part_an_update_goes_on_with_what_parts_built(
+    out: Path, source: Path, updated: Any
+) -> None:
+    update(source, out, jobs=1, part=(2, 3))
+    there = {path.name: path.stat().st_ino for path in (out / WORK).glob("*.shard")}
+    update(source, out, jobs=1)
+    assert {name: (out / name).stat().st_ino for name in there} == there and there
+    assert content(out) == updated
+
+
+def test_a_part_of_an_update_that_is_killed_is_run_again(
+    out: Path, source: Path, updated: Any
+) -> None:
+    line = ("update", source, out, "--jobs", "1")
+    program = Program("-m", "support.held_packing", "2", *line, "--part", "2/2", limit_s=LIMIT_S)
+    while len(list((out / WORK).glob("*.shard"))) < 1:
+        assert not program.ended(), program.finish()
+        time.sleep(0.01)  # nothing tells what another process has written
+    program.kill()
+    program.finish()
+    said = shardio(*line, "--part", "1/2").stdout
+    assert "built (1 of 2, not committed)" in said and "new classes" not in said
+    assert f"next: shardio commit {out}, when all parts are built" in said
+    assert (
+        "1 of 3 shards are not built: 2; of parts 2"
+        in shardio("commit", out, "--parts", "2", code=1).stderr
+    )
+    assert shardio_json(*line, "--part", "2/2")["part"] == [2, 2]
+    (done,) = shardio_json("commit", out)["datasets"]
+    assert done["version"] == log(out).versions[0].id
+    assert content(out) == updated
+
+
+def test_splits_are_updated_by_one_commit(split: tuple[Path, Path], tmp_path: Path) -> None:
+    out, source = split[1], tmp_path / "src"
+    plant(source, {"train/class9/n.jpg": noise("n", 300)})
+    (source / "val/class0/001.jpg").unlink()
+    shutil.copytree(out, tmp_path / "whole")
+    update(source, tmp_path / "whole", jobs=1)
+    done = update_parts(source, out, 2)
+    assert [(one.split, one.records) for one in done] == [("test", 0), ("train", 1), ("val", 0)]
+    assert str(done).count("new classes") == 0 and "new classes: class9" in str(done[0])
+    assert content(out) == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("what", ["append", "erase", "branch", "drop", "restore"])
+def test_what_comes_between_the_parts_of_an_update_and_its_commit(
+    out: Path, source: Path, tmp_path: Path, what: str
+) -> None:
+    first = log(out).versions[0].id
+    if what == "branch":
+        append(plant(tmp_path / "a", {"class0/a.jpg": noise("a", 300)}), out, jobs=1)
+        other = log(out).versions[0].id
+        restore(out, first)
+        append(plant(tmp_path / "b", {"class0/b.jpg": noise("b", 300)}), out, jobs=1)
+    elif what == "restore":
+        drop(out, keys=["class0/002.jpg"])
+    alter(source)
+    for part in ("1/2", "2/2"):
+        update(source, out, jobs=1, part=part)
+    if what == "append":
+        append(plant(tmp_path / "b", {"class0/b.jpg": noise("b", 300)}), out, restart=True)
+        for part in ("1/2", "2/2"):
+            update(source, out, jobs=1, part=part)
+        with Writer(out, append=True) as writer:
+            writer.write({"__key__": "class0/b", "image": noise("p", 300), "label": 0})
+    elif what == "erase":
+        drop(out, keys=["class2/003.jpg"], erase=True)
+    elif what == "branch":
+        restore(out, other)
+    elif what == "drop":
+        drop(out, keys=["class0/002.jpg", "class2/003.jpg"])
+    else:
+        restore(out, first)
+    if what in ("append", "erase", "branch"):
+        before = log(out).versions
+        with pytest.raises(BusyError, match=r"meanwhile\. Nothing was committed: run the parts"):
+            commit(out)
+        assert log(out).versions == before
+        update_parts(source, out, 2)
+    else:
+        commit(out)
+    there = set(keys_of(out))
+    expected = {path.relative_to(source).as_posix() for path in source.rglob("*.jpg")}
+    hidden = {"drop": {"class2/003.jpg"}, "restore": {"class0/002.jpg"}}.get(what, set())
+    assert there ^ expected == hidden and verify(out).damages == []
+
+
+def test_wrong_parts_of_an_update_are_named(out: Path, source: Path, more: Path) -> None:
+    alter(source)
+    with pytest.raises(OptionError, match="part: a plan is of all parts"):
+        update(source, out, plan=True, part="1/2")
+    update(source, out, part="1/2", jobs=1)
+    before = content(out)
+    with pytest.raises(SourceChangedError, match="other records are to go"):
+        update(source, out, part="2/2", gone="keep", jobs=1)
+    with pytest.raises(SourceChangedError, match="it was begun by `shardio update`"):
+        append(more, out, part="1/2", jobs=1)
+    assert content(out) == before
+    update(source, out, plan=True, restart=True)
+    with pytest.raises(OptionError, match=r"update --plan`, and it says .*leave out --checksum"):
+        update(source, out, part="1/2", gone="keep")
+
+
+def test_what_a_forged_plan_says_of_records_is_an_error(
+    out: Path, source: Path, monkeypatch: Any
+) -> None:
+    alter(source)
+    before = log(out).versions
+    for found in (
+        {"gone": np.array([24])},
+        {"noted": np.array([-1]), "sizes": np.array([1]), "times": np.array([1])},
+        {"times": np.array([1])},
+        {"gone": [1]},
+        {"must_commit": 1},
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr("shardio.packing.plan.Differences._asdict", _forged(found))
+            update(source, out, part="1/1", restart=True)
+        with pytest.raises(DamageError, match="--restart` drops it"):
+            commit(out)
+    assert log(out).versions == before
+
+
+def _forged(found: Any) -> Any:
+    real = Differences._asdict
+    return lambda one: real(one) | found

@@ -621,7 +621,7 @@ def test_a_plan_is_of_all_parts(options: dict[str, Any], source: Path, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_store_and_files_that_are_read_as_a_whole_are_refused_at_once(
+def test_a_store_alone_and_files_that_are_read_as_a_whole_are_refused_at_once(
     source: Path, tmp_path: Path, unlisted: Callable[[], None]
 ) -> None:
     pack(source, tmp_path / "packed")
@@ -629,7 +629,7 @@ def test_a_store_and_files_that_are_read_as_a_whole_are_refused_at_once(
     unlisted()
     with pytest.raises(OptionError, match="without an index can only be read as a whole; make one"):
         plan(tmp_path / "tars", tmp_path / "out")
-    with pytest.raises(OptionError, match=r"s3://bucket/out: .*expected a directory, local or"):
+    with pytest.raises(OptionError, match=r"s3://bucket/out: parts .*: --work-dir DIR"):
         library.plan(source, "s3://bucket/out")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,11 +16,12 @@ from support import object_stores, trees, warm_python
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.object_stores import ObjectStore
+from support.packing import unlisted
 from support.trees import environment
-from support.uploading import fetched, files, options, puts
+from support.uploading import fetched, files, kill_held, options, puts
 
 import shardio
-from shardio import ImageOptions, PlanOptions, SourceOptions, Storage
+from shardio import ImageOptions, PlanOptions, SourceOptions, Storage, commit
 from shardio.errors import (
     BusyError,
     ExistsError,
@@ -208,7 +210,7 @@ def test_what_cannot_be_is_refused_before_anything_is_read(
     for out, more, why in (
         ("https://host/out", {}, "https:// is read only"),
         ("hf://datasets/a/b", {}, "hf:// is read only"),
-        (f"{bucket.url}/out", {"plan": PlanOptions(part="1/2")}, "parts of one packing build"),
+        (f"{bucket.url}/out", {"plan": PlanOptions(part="1/2")}, "all of them see.*--work-dir DIR"),
         (tmp_path / "out", {"work_dir": tmp_path}, "work_dir: only where OUT is a URL"),
         (f"{bucket.url}/out", {"work_dir": "s3://b/x"}, "expected a directory, local or mounted"),
     ):
@@ -536,6 +538,155 @@ def test_an_interrupted_packing_that_has_changed_is_told(
     restart = PlanOptions(restart=True)
     (done,) = shardio.pack(source, f"{there.url}/out", to=options(there), plan=restart, **given)
     assert done.records == FILES + 1 and done.kept == 0 and not work.exists()
+
+
+# --- by parts -------------------------------------------------------------------------------------
+
+
+def slow(*given: Any) -> Any:
+    return pytest.param(*given, marks=pytest.mark.slow)
+
+
+def pack_parts(images: Path, url: str, *parts: str, shard_size: int = SHARD, **more: Any) -> Any:
+    for part in parts:
+        plan = PlanOptions(part=part)
+        done = shardio.pack(images, url, shard_size=shard_size, jobs=1, plan=plan, **more)
+    return done
+
+
+@pytest.mark.parametrize("planned", [slow(False), True])
+def test_parts_pack_what_one_process_does(
+    images: Path, packed: Path, bucket: ObjectStore, tmp_path: Path, planned: bool
+) -> None:
+    url, work = f"{bucket.url}/out", tmp_path / "work"
+    given: Any = {"to": options(bucket), "work_dir": work}
+    there = {"storage": options(bucket), "work_dir": work}
+    if planned:
+        (one,) = shardio.plan(images, url, shard_size=SHARD, **given)
+        assert one.planned and one.records == FILES and not bucket.sizes()
+    (done,) = pack_parts(images, url, "2/3", **given)
+    assert (done.committed, done.already, done.records) == (False, False, done.records)
+    with pytest.raises(NotPackedError, match=r"of parts 1, 3\nNothing was committed"):
+        commit(url, parts=3, **there)
+    with pytest.raises(NotPackedError, match=r"(?s)shards are not built: 0, .*: waited 0 s"):
+        commit(url, wait_s=0, **there)
+    pack_parts(images, url, "3/3", "2/3", "1/3", **given)  # one of them twice
+    assert "manifest.json" not in names(bucket) and not list(work.glob("*.shard"))
+    (done,) = commit(url, wait_s=0, **there)
+    assert (done.committed, done.records, done.out) == (True, FILES, url)
+    assert fetched(bucket, "out", tmp_path / "fetched") == files(packed)
+    assert not work.exists()
+    assert pack_parts(images, url, "1/3", **given)[0].already  # a scheduler starts it again
+    assert not work.exists()
+    with pytest.raises(NotPackedError, match="already packed; there is nothing to commit"):
+        commit(url, **there)
+
+
+def test_a_plan_in_a_store_is_listed_once_and_gone_on_with(
+    images: Path, packed: Path, bucket: ObjectStore, tmp_path: Path, monkeypatch: Any
+) -> None:
+    url, given = f"{bucket.url}/out", {"to": options(bucket), "work_dir": tmp_path / "work"}
+    shardio.plan(images, url, shard_size=SHARD, **given)
+    unlisted(monkeypatch)
+    with pytest.raises(
+        OptionError, match=r"made here by `shardio plan`:\n  option shard_size: was"
+    ):
+        pack_parts(images, url, "1/2", shard_size=2 * SHARD, **given)
+    shardio.pack(images, url, jobs=1, plan=PlanOptions(part="1/2"), **given)
+    (done,) = shardio.pack(images, url, jobs=1, **given)  # all of the rest
+    assert done.committed and done.kept > 3
+    assert fetched(bucket, "out", tmp_path / "fetched") == files(packed)
+
+
+def test_a_part_and_a_commit_that_are_killed_are_run_again(
+    images: Path, packed: Path, bucket: ObjectStore, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    there, work = bucket.through(proxy.port), tmp_path / "work"
+    url, store = f"{there.url}/out", {"storage": options(there), "work_dir": work}
+    given: Any = {"to": options(there), "work_dir": work}
+    sized = {name: f"{value}" for name, value in there.options.items()}
+    line = command(images, there, "--part", "2/2", "--work-dir", work)
+    pack_parts(images, url, "1/2", **given)
+    last = max(path.name for path in packed.glob("*.shard"))
+    proxy.rules(Rule("stall", method="PUT", path=last))
+    kill_held(proxy, *line)
+    proxy.rules()
+    proxy.settle()
+    complete = names(bucket)
+    proxy.reset()
+    pack_parts(images, url, "2/2", **given)
+    assert not any(puts(proxy, name) for name in complete)
+    commits = ["commit", url, "--work-dir", work]
+    commits += [word for k, v in sized.items() for word in ("--store-option", f"{k}={v}")]
+    for fault in ("timeout", "lost"):  # it is not there; it is there, and nobody knows
+        rules = [Rule(fault, path="manifest.json", method="PUT")]
+        proxy.rules(*rules)
+        proxy.reset()
+        kill_held(proxy, *commits)
+        proxy.rules()
+        proxy.settle()
+        assert ("manifest.json" in names(bucket)) == (fault == "lost")
+        assert any(work.glob(".shardio-sent-*"))
+    (done,) = commit(url, **store)
+    assert done.already and not work.exists()
+    assert fetched(bucket, "out", tmp_path / "fetched") == files(packed)
+
+
+def test_parts_of_splits_of_which_a_commit_was_killed_are_named_by_the_next(
+    bucket: ObjectStore, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    for split in ("train", "val"):
+        write(tmp_path / "images" / split, 6)
+    shardio.pack(tmp_path / "images", tmp_path / "local", shard_size=SHARD)
+    there, work = bucket.through(proxy.port), tmp_path / "work"
+    given: Any = {"to": options(there), "work_dir": work}
+    url, store = f"{there.url}/out", {"storage": options(there), "work_dir": work}
+    pack_parts(tmp_path / "images", url, "1/2", "2/2", **given)
+    for lost in ("val/manifest.json", "shardio.json"):
+        proxy.rules(Rule("403", path=lost, method="PUT"))
+        with pytest.raises(StorageError, match="is kept"):
+            commit(url, **store)
+        assert not any(name.endswith("shardio.json") for name in bucket.sizes())
+    proxy.rules()
+    shutil.rmtree(work / "train")  # as one that is killed while it cleans up leaves it
+    done = commit(url, **store)
+    assert [one.split for one in done] == ["val"] and not work.exists()
+    assert fetched(bucket, "out", tmp_path / "fetched") == files(tmp_path / "local")
+
+
+def test_parts_replace_another_dataset_only_when_asked(
+    images: Path, bucket: ObjectStore, tmp_path: Path
+) -> None:
+    url, given = f"{bucket.url}/out", {"to": options(bucket), "work_dir": tmp_path / "work"}
+    there: Any = {"storage": options(bucket), "work_dir": tmp_path / "work"}
+    other = write(tmp_path / "other", 5)
+    shardio.pack(other, url, to=options(bucket))
+    with pytest.raises(ExistsError, match="another dataset is packed here"):
+        pack_parts(images, url, "1/1", **given)
+    pack_parts(images, url, "1/1", overwrite=True, **given)
+    with pytest.raises(ExistsError, match="another dataset is packed here"):
+        commit(url, **there)
+    assert len(shardio.open(url, decode=None, storage=options(bucket))) == 5
+    commit(url, overwrite=True, **there)
+    assert len(shardio.open(url, decode=None, storage=options(bucket))) == FILES
+
+
+def test_a_compaction_that_was_interrupted_is_none_of_parts(
+    images: Path, bucket: ObjectStore, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    there, work = bucket.through(proxy.port), tmp_path / "work"
+    url, to = f"{there.url}/out", options(there)
+    shardio.pack(images, url, shard_size=SHARD, to=to)
+    shardio.drop(url, keys=["class0/000.jpg"], storage=to)
+    before = fetched(bucket, "out", tmp_path / "before")
+    proxy.rules(Rule("403", path="manifest.json", method="PUT"))
+    with pytest.raises(StorageError):
+        shardio.compact(url, jobs=1, storage=to, work_dir=work)
+    proxy.rules()
+    for overwrite in (False, True):
+        with pytest.raises(NotPackedError, match="is no append: a `shardio compact`, perhaps"):
+            commit(url, storage=to, work_dir=work, overwrite=overwrite)
+    assert fetched(bucket, "out", tmp_path / "after").items() >= before.items()
 
 
 # --- by the command -------------------------------------------------------------------------------

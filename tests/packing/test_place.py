@@ -599,7 +599,8 @@ def test_parts_and_a_commit_that_are_killed_are_run_again(
         proxy.rules()
         assert len(keys_of(url, direct)) == len(before) + 15 * committed
     done = commit_parts(url, storage=direct, work_dir=work)
-    assert [one.committed for one in done] == [True] and not work.exists()
+    assert [one.already for one in done] == [True] and not work.exists()
+    assert done[0].version == log(url, storage=direct).versions[0].id
     assert [one.command for one in log(url, storage=direct).versions] == ["append", "pack"]
     assert len(keys_of(url, direct)) == len(before) + 15
     assert not shardio.verify(url, storage=direct).damages
@@ -624,6 +625,39 @@ def test_parts_that_were_overtaken_are_told_and_run_again(
         assert said.returncode == 0, said.stderr
     assert len(keys_of(url, direct)) == SHARDS * EACH + 7 + 15
     assert not shardio.verify(url, storage=direct).damages
+
+
+def test_parts_update_in_a_store_what_one_process_does_in_a_directory(
+    through: ObjectStore, proxy: FaultProxy, packed: Path, tmp_path: Path
+) -> None:
+    source = plant(tmp_path / "src", images())
+    plant(source, {f"class9/{i}.jpg": noise(f"{i}", 500) for i in range(7)})
+    plant(source, {KEYS[0]: noise("anew", 600), KEYS[5]: noise("anew too", 600)})
+    (source / KEYS[1]).unlink()
+    shardio.copy(packed, tmp_path / "local")
+    shardio.update(source, tmp_path / "local", jobs=1)
+    url, direct, work = f"{through.url}/out", options(through), tmp_path / "work"
+    more: dict[str, Any] = {"to": direct, "work_dir": work, "jobs": 1}
+    done = shardio.update(source, url, plan=True, **more)
+    assert (done.new, done.changed, done.gone, done.shards) == (7, 2, 1, 3)
+    assert shardio.update(source, url, part="1/2", **more).built == 4
+    line = ["update", source, url, "--work-dir", work, "--jobs", "1", "--part", "2/2"]
+    proxy.rules(Rule("timeout", path="/00008-", method="PUT"))
+    kill_held(proxy, *line)
+    proxy.rules()
+    assert shardio.update(source, url, part="2/2", **more).built == 5
+    lost = Rule("lost", path=NEWEST, method="PUT", times=1)  # it is there, and nobody knows
+    for committed in (0, 1):
+        proxy.rules(*[lost] * committed, Rule("timeout", path=NEWEST, method="PUT"))
+        proxy.reset()
+        kill_held(proxy, "commit", url, "--work-dir", work, faults=1 + committed)
+        proxy.rules()
+        assert len(keys_of(url, direct)) == SHARDS * EACH + 6 * committed
+    (found,) = commit_parts(url, storage=direct, work_dir=work)
+    (newest, oldest) = log(url, storage=direct).versions
+    assert (newest.command, oldest.command) == ("update", "pack") and not work.exists()
+    assert (found.already, found.version) == (True, newest.id)
+    assert fetched(through, "out", tmp_path / "fetched") == files(tmp_path / "local")
 
 
 def test_parts_need_a_directory_together(there: ObjectStore, many: Path, tmp_path: Path) -> None:

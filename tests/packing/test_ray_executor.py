@@ -174,6 +174,12 @@ def test_what_nodes_append_is_what_is_appended_here(
         shardio("append", "new", "there", *given, *ray(cluster), code=4)
     assert content("there") == content("here")
     assert len(content("there")) > 20
+    if not planned:
+        plant(Path("new/train"), {"class7/0.jpg": noise("changed", 400)})
+        given = ["--gone", "keep", "--on-error", "skip"]
+        for to, more in (("here", []), ("there", ray(cluster))):
+            assert shardio_json("update", "new", to, *given, *more, code=4)["changed"] == 1
+        assert content("there") == content("here")
 
 
 def test_packing_into_a_store_uploads_from_the_nodes(

@@ -119,6 +119,17 @@ def rest_of_append(source: Path, out: Path) -> None:
     commit(out, jobs=1)
 
 
+def rest_of_update(source: Path, out: Path) -> None:
+    update(source.parent / "more", out, jobs=1, part="2/2")
+    commit(out, jobs=1)
+
+
+def part_of_drops(source: Path, out: Path) -> None:
+    """An update that drops records, and packs none."""
+    build(source.parent / "more", out)
+    update(source, out, jobs=1, part="1/1")
+
+
 def grown(source: Path, out: Path) -> None:
     """A dataset whose records lie in too many shards, with all that may be beside these."""
     once = source.parent / "grown"
@@ -170,6 +181,13 @@ SCENES = {
     ),
     "commit of an append": Scene(["commit", "OUT", "--jobs", "1"], parts_of_append, replaces=True),
     "update": Scene(["update", "SRC/../more", "OUT", "--jobs", "1"], build, replaces=True),
+    "update a part": Scene(
+        ["update", "SRC/../more", "OUT", "--jobs", "1", "--part", "1/2"],
+        build,
+        replaces=True,
+        after=rest_of_update,
+    ),
+    "commit of an update": Scene(["commit", "OUT", "--jobs", "1"], part_of_drops, replaces=True),
     "compact": Scene(["compact", "OUT", "--jobs", "1"], grown, replaces=True),
     "drop": Scene(["drop", "OUT", "--keys", "SRC/../keys.txt"], build, replaces=True),
     "erase": Scene(
