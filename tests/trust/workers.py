@@ -22,6 +22,7 @@ class Workers(Section):
 
     name = "workers"
     promise = "P3"
+    goal = 150
 
     def prepare(self) -> None:
         self.data = small_datasets.make(self.folder / "data", COUNTS)
@@ -59,7 +60,7 @@ class Workers(Section):
         self.slowest[loader] = max(self.slowest[loader], took)
         return f"{loader}: {given['how']}: {given['moment']}: {given['method']}"
 
-    def figures(self) -> dict[str, float]:
+    def most(self) -> dict[str, float]:
         return {f"slowest error, {name}, s": round(one, 2) for name, one in self.slowest.items()}
 
     @classmethod
