@@ -95,7 +95,8 @@ class Child:
         """Let it do cases for so long, and `count` at most, with those of others."""
         begun = time.monotonic()
         while (left := begun + seconds - time.monotonic()) > 0 and not self.interrupted:
-            if (self._process is None and not self._start()) or self.is_done(count):
+            runs = self._process is not None or self._start()
+            if not runs or self.interrupted or self.is_done(count):
                 break
             assert self._process and self._process.stdin
             number, most = self.tally.next, min(count, self.tally.goal)
