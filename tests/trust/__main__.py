@@ -228,11 +228,13 @@ def _lane(children: list[Child], until: float, count: int, each: list[list[Child
     seconds = until - time.monotonic()
     turns = max(1, min(8, int(seconds / sum(share(one.name) for one in children) / SLICE_S)))
     turn = 0
-    while until > time.monotonic() and not all(one.is_done(count) for one in children):
+    while until > time.monotonic() and not all(
+        one.interrupted or one.is_done(count) for one in children
+    ):
         turn += 1
         for at, child in enumerate(children):
-            if child.interrupted:
-                return
+            if child.interrupted or time.monotonic() > until:
+                break
             if child.is_done(count):
                 continue
             shares = sum(share(one.name) for one in children if not one.is_done(count))

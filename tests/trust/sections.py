@@ -15,7 +15,7 @@ SECTIONS = {
     "moments": ("trust.crash", "Moments", 2.0),
     "power": ("trust.power", "Power", 3.0),
     "stores": ("trust.stores", "Stores", 4.0),
-    "workers": ("trust.workers", "Workers", 4.0),
+    "workers": ("trust.workers", "Workers", 12.0),
     "races": ("trust.races", "Races", 6.0),
     "leaks": ("trust.leaks", "Leaks", 1.0),
     "reading": ("trust.reading", "Reading", 3.0),
