@@ -466,7 +466,7 @@ def _files(folder: str) -> dict[str, int]:
         folders[:] = [name for name in folders if not local.is_temporary(name)]
         for name in names:
             path = os.path.join(top, name)
-            if name not in _OWN:
+            if name not in _OWN and not local.is_temporary(name):
                 found[from_file_name(os.path.relpath(path, folder))] = os.lstat(path).st_size
     return found
 

@@ -39,6 +39,7 @@ from shardio.errors import (
     OptionError,
     ShardioError,
 )
+from shardio.packing import receipt
 from shardio.packing.export import export
 from shardio.packing.index import index
 from shardio.packing.options import PlanOptions
@@ -406,6 +407,27 @@ def test_a_killed_export_leaves_one_hidden_folder_and_may_be_repeated(
     assert local.is_temporary(name)
     done = export(plain, tmp_path / "x", format="webdataset", shard_size=5000)
     assert len(left(tmp_path / "x")) == done.files + 2  # and the receipt
+
+
+def test_an_export_that_is_killed_at_its_receipt_goes_on(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, saved = receipt.Receipt.save, []
+
+    def killed(note: receipt.Receipt, directory: str) -> None:
+        saved.append(note)
+        if len(saved) == 2:  # the files are in place: that they are all is not written any more
+            raise KeyboardInterrupt
+        save(note, directory)
+
+    monkeypatch.setattr(receipt.Receipt, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        export(plain, tmp_path / "x", format="webdataset", shard_size=5000)
+    draft = tmp_path / "x" / f".shardio-{'0' * 16}-.shardio-export.tmp"
+    draft.write_bytes(b"{")
+    assert local.is_temporary(draft.name)
+    done = export(plain, tmp_path / "x", format="webdataset", shard_size=5000)
+    assert len(left(tmp_path / "x")) == done.files + 2  # and receipt and draft
 
 
 def test_an_empty_dataset_is_exported(packed: Packed, tmp_path: Path) -> None:

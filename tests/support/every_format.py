@@ -6,10 +6,11 @@ A format is one row of FORMATS.
 import json
 import shutil
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,6 +34,22 @@ N = sum(COUNTS)
 PARTS = [range(0, 90), range(90, 180), range(180, N)]
 
 Sample = dict[str, Any]
+
+
+@contextmanager
+def of_size(counts: tuple[int, ...], image: Callable[[int], bytes]) -> Iterator[None]:
+    """Have datasets that are made meanwhile have these records in their shards."""
+    starts = [0, *accumulate(counts)]
+    parts = [range(start, stop) for start, stop in pairwise(starts)]
+    given = {"COUNTS": counts, "N": starts[-1], "PARTS": parts, "image": image}
+    before = {name: globals()[name] for name in given}
+    globals().update(given)
+    folder_packed.cache_clear()
+    try:
+        yield
+    finally:
+        globals().update(before)
+        folder_packed.cache_clear()
 
 
 def image(number: int) -> bytes:
@@ -66,9 +83,9 @@ def keyed(key: bytes, **more: Callable[[int], Any]) -> Callable[[int], Sample]:
     return sample
 
 
-def pack(folder: Path, numbers: range = range(N), format: str = "record") -> None:
+def pack(folder: Path, numbers: range | None = None, format: str = "record") -> None:
     with Writer(folder, format=format, classes=CLASSES, max_records=COUNTS[0]) as writer:
-        for number in numbers:
+        for number in range(N) if numbers is None else numbers:
             writer.write(packed(number))
 
 

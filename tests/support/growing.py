@@ -14,7 +14,10 @@ from support.trees import images, noise, plant
 
 
 def grown(folder: Path, format: str = "record", each: int = 6, size: int = 200) -> Path:
-    """Pack, append, update, annotate, drop, tag: `folder/out`, of eight shards or so."""
+    """Pack, append, update, annotate, drop, tag: `folder/out`, of eight shards or so.
+
+    each: images of a class; with one, the shards are five.
+    """
     source, more, out = (folder / name for name in ("src", "more", "out"))
     plant(source, images(2, each, size))
     options = grouped({"jobs": 1, "max_records": 4, "format": format})
@@ -22,7 +25,7 @@ def grown(folder: Path, format: str = "record", each: int = 6, size: int = 200) 
     plant(more, images(3, each, size))
     tag(out, "packed")
     append(more, out, jobs=1, on_duplicate="skip")
-    plant(more, {"class1/001.jpg": noise("corrected", size)})
+    plant(more, {f"class1/{min(1, each - 1):03d}.jpg": noise("corrected", size)})
     update(more, out, jobs=1)
     keys = shardio.open(out, decode=None).keys()
     annotate(out, {key: {"label": at % 3, "caption": f"of {key}"} for at, key in enumerate(keys)})

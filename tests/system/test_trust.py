@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 from support import power
-from support.crashing import STRACE
+from support.crashing import SCENES, STRACE, Stage
 from support.trees import environment
 from trust import __main__
+from trust.crash import Warm
 from trust.sections import SECTIONS, section
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="NOT TESTED HERE: needs Linux")
@@ -23,8 +24,10 @@ CASES = {
     "damage": 15,
     "bits": 40,
     "unfinished": 6,
-    "crash": 2,
-    "power": 2,
+    "crash": 8,
+    "moments": 1,
+    "power": 3,
+    "stores": 1,
     "workers": 2,
     "races": 3,
     "leaks": 2,
@@ -42,13 +45,15 @@ def test_some_cases_of_each_section(
     if name in ("crash", "power") and STRACE is None:
         pytest.skip("NOT TESTED HERE: strace is not installed")
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1750000000")
-    one = section(name)(tmp_path, 1)
+    one, before = section(name)(tmp_path, 1), dict(os.environ)
     try:
         one.prepare()
         kinds = Counter(one.case(number) for number in range(CASES[name]))
     finally:
         one.close()
-    assert kinds.total() == CASES[name] and one.done(kinds, one.figures())
+        os.environ.clear()
+        os.environ.update(before)
+    assert kinds.total() == CASES[name] and one.done(kinds, {**one.sums, **one.most()})
 
 
 BROKEN = """
@@ -130,6 +135,24 @@ def test_what_is_asked_wrongly_is_told(
     with pytest.raises(SystemExit):
         __main__.parse(words)
     assert said in capsys.readouterr().err
+
+
+@needs_linux
+@pytest.mark.skipif(STRACE is None, reason="NOT TESTED HERE: strace is not installed")
+def test_the_calls_that_can_fail_are_those_that_strace_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1750000000")
+    stage = Warm(tmp_path / "small")
+    try:
+        for name in ("lmdb", "unpack"):
+            found = Counter(call for call, _ in stage.rehearse(name))
+            out = stage.out(SCENES[name])
+            seen = Counter(call for call, _ in Stage.changes(stage, SCENES[name], out))
+            # What is said to stdout may begin with the path.
+            assert seen - found <= Counter(write=1) and not found - seen
+    finally:
+        stage.commands.close()
 
 
 # --- the recorder of power cuts -------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """tools/trust: attack what shardio promises for some minutes, and print a table of what came of it.
 
-    tools/trust --minutes 15                     all sections, by turns
+    tools/trust --minutes 15                     all sections, by turns, or less: until all is done
     tools/trust --minutes 5 --only damage,crash
     tools/trust --seed 7 --case damage:1234      one case again
 
@@ -20,7 +20,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,42 +35,73 @@ from trust.sections import SECTIONS, section, share
 HANG_S = 240.0  # that a case may take; none takes near as long
 SLICE_S = 12.0  # of a turn, at least
 SHOWN = 5  # failures of a section
+ROOM = 2 << 30  # bytes in memory that all files together never need
 
 
 @dataclass
 class Tally:
-    """What came of one section."""
+    """What came of one section, in one lane or in all."""
 
     kinds: Counter[str] = field(default_factory=Counter)
-    figures: dict[str, float] = field(default_factory=dict)
+    sums: Counter[str] = field(default_factory=Counter)
+    most: dict[str, float] = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
     next: int = 0
+    goal: int = 10**9  # cases
 
     @property
     def cases(self) -> int:
         return self.kinds.total()
 
+    @property
+    def figures(self) -> dict[str, float]:
+        return {**self.sums, **self.most}
+
+    def add(self, other: "Tally") -> "Tally":
+        self.kinds.update(other.kinds)
+        self.sums.update(other.sums)
+        self.measure(other.most)
+        self.failures += other.failures
+        self.seconds += other.seconds
+        self.goal = min(self.goal, other.goal)
+        return self
+
+    def measure(self, most: dict[str, float]) -> None:
+        for name, value in most.items():
+            self.most[name] = max(value, self.most.get(name, value))
+
 
 class Child:
-    """A section's process; a new one takes the place of one that died or hung."""
+    """A section's process; a new one takes the place of one that died or hung.
 
-    def __init__(self, name: str, seed: int, folder: Path, tally: Tally) -> None:
-        self.name, self.seed, self.tally = name, seed, tally
-        self.folder = folder / name
+    first, step: the numbers of its cases; others have those between.
+    """
+
+    def __init__(self, name: str, seed: int, folder: Path, first: int, step: int) -> None:
+        self.name, self.seed, self.tally = name, seed, Tally(next=first)
+        self.first, self.step, self.interrupted = first, step, False
+        self.folder = folder / f"{name}-{first % step}"
         self.folder.mkdir()
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
 
+    def is_done(self, count: int) -> bool:
+        """Tell whether it did all, or `count` cases with those of others."""
+        most = min(count, self.tally.goal)
+        return self.tally.next >= (self.first // self.step) * self.step + most
+
     def go(self, seconds: float, count: int) -> None:
-        """Let it do cases for so long, and so many at most."""
-        begun, first = time.monotonic(), self.tally.next
-        while (left := begun + seconds - time.monotonic()) > 0 and self.tally.next < first + count:
-            if self._process is None and not self._start():
+        """Let it do cases for so long, and `count` at most, with those of others."""
+        begun = time.monotonic()
+        while (left := begun + seconds - time.monotonic()) > 0 and not self.interrupted:
+            runs = self._process is not None or self._start()
+            if not runs or self.interrupted or self.is_done(count):
                 break
             assert self._process and self._process.stdin
-            number = self.tally.next
-            words = f"go {left} {first + count - number} {number}\n"
+            number, most = self.tally.next, min(count, self.tally.goal)
+            cases = -(-(self.first // self.step * self.step + most - number) // self.step)
+            words = f"go {left} {cases} {number} {self.step}\n"
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(words.encode())
                 self._process.stdin.flush()
@@ -77,7 +111,8 @@ class Child:
                 self._add(said)
                 self.tally.next = said["stopped"]
                 break
-            self.tally.next = self._died() + 1
+            if not self.interrupted:
+                self.tally.next = self._died() + self.step
         self.tally.seconds += time.monotonic() - begun
 
     def _start(self) -> bool:
@@ -89,9 +124,12 @@ class Child:
         self._process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
-        if self._answer():
+        if said := self._answer():
+            self.tally.goal = said["goal"]
             return True
-        self._died("prepare")
+        if not self.interrupted:
+            self._died("prepare")
+            self.tally.goal = 0  # it is not tried again
         return False
 
     def _answer(self) -> dict[str, Any] | None:
@@ -115,8 +153,8 @@ class Child:
     def _add(self, said: dict[str, Any]) -> None:
         self.tally.kinds.update(said["kinds"])
         self.tally.failures += said["failures"]
-        for name, value in said.get("figures", {}).items():
-            self.tally.figures[name] = max(value, self.tally.figures.get(name, value))
+        self.tally.sums.update(said["sums"])
+        self.tally.measure(said.get("most", {}))
 
     def _died(self, when: str = "") -> int:
         """Note that it died or hung; return the case that it was at."""
@@ -131,6 +169,13 @@ class Child:
         self.tally.kinds["failed"] += 1
         self.tally.failures.append({"case": number, "error": f"{when} {how}", "text": log})
         return number
+
+    def interrupt(self) -> None:
+        """Kill it, from another thread; what it did until then stays counted."""
+        self.interrupted = True
+        if (process := self._process) is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     def end(self, kill: bool = False) -> int:
         """End it, and all that it started where it is killed; its exit code."""
@@ -154,40 +199,73 @@ class Child:
 # ------------------------------------------------------------------------------------------ the run
 
 
-def run(names: list[str], seconds: float, count: int, seed: int) -> dict[str, Tally]:
-    """Attack by turns, until the time is over or Ctrl-C; `count`: cases of a section at most."""
-    tallies = {name: Tally() for name in names}
-    with tempfile.TemporaryDirectory(prefix="trust-") as folder:
-        children = [Child(name, seed, Path(folder), tallies[name]) for name in names]
-        shares = sum(map(share, names))
-        turns = max(1, min(8, int(seconds / shares / SLICE_S)))
-        until = time.monotonic() + seconds
-        try:
-            for turn in range(turns):
-                for child in children:
-                    left = until - time.monotonic()
-                    own = share(child.name)
-                    behind = shares * (turns - turn - 1)
-                    behind += sum(share(one.name) for one in _from(children, child))
-                    _say(f"{child.name}: turn {turn + 1} of {turns}, {_counts(tallies)}")
-                    child.go(max(0.1, left * own / behind), count - child.tally.next)
-            for child in children:
-                child.end()
-        except KeyboardInterrupt:
-            _say("interrupted")
-        finally:
-            for child in children:
-                child.end(kill=True)
-    return tallies
+def run(names: list[str], seconds: float, count: int, seed: int, lanes: int) -> dict[str, Tally]:
+    """Attack by turns, until all is done, the time is over, or Ctrl-C.
+
+    count: cases of a section at most. lanes: processes at once, each with cases of every section.
+    """
+    until = time.monotonic() + seconds
+    with temporary_folder() as folder:
+        each = [
+            [Child(name, seed, folder, lane, lanes) for name in names[lane:] + names[:lane]]
+            for lane in range(lanes)
+        ]
+        with ThreadPoolExecutor(lanes) as threads:
+            try:
+                for one in [threads.submit(_lane, one, until, count, each) for one in each]:
+                    one.result()
+            except KeyboardInterrupt:
+                _say("interrupted")
+                for child in chain(*each):
+                    child.interrupt()
+        for child in chain(*each):
+            child.end(kill=True)
+    return _counts(names, each)
 
 
-def _from(children: list[Child], child: Child) -> list[Child]:
-    return children[children.index(child) :]
+def _lane(children: list[Child], until: float, count: int, each: list[list[Child]]) -> None:
+    """Give each section its share of the time, by turns; those that are done leave it to others."""
+    seconds = until - time.monotonic()
+    turns = max(1, min(8, int(seconds / sum(share(one.name) for one in children) / SLICE_S)))
+    turn = 0
+    while until > time.monotonic() and not all(
+        one.interrupted or one.is_done(count) for one in children
+    ):
+        turn += 1
+        for at, child in enumerate(children):
+            if child.interrupted or time.monotonic() > until:
+                break
+            if child.is_done(count):
+                continue
+            shares = sum(share(one.name) for one in children if not one.is_done(count))
+            later = sum(share(one.name) for one in children[at:] if not one.is_done(count))
+            left = until - time.monotonic()
+            tallies = _counts([one.name for one in children], each).values()
+            _say(
+                f"{child.name}: turn {turn}, {sum(one.cases for one in tallies):,} cases, "
+                f"{sum(len(one.failures) for one in tallies)} failed"
+            )
+            own = left * share(child.name) / (later + shares * max(0, turns - turn))
+            child.go(max(0.1, own), count)
+    for child in children:
+        child.end()
 
 
-def _counts(tallies: dict[str, Tally]) -> str:
-    failed = sum(len(one.failures) for one in tallies.values())
-    return f"{sum(one.cases for one in tallies.values()):,} cases, {failed} failed"
+def _counts(names: list[str], each: list[list[Child]]) -> dict[str, Tally]:
+    """Return what came of each section in all lanes together."""
+    found = {name: Tally() for name in names}
+    for child in chain(*each):
+        found[child.name].add(child.tally)
+    return found
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Make a folder in memory, if there is room, else where temporary files are."""
+    memory = Path("/dev/shm")
+    roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > ROOM
+    with tempfile.TemporaryDirectory(prefix="trust-", dir=memory if roomy else None) as folder:
+        yield Path(folder)
 
 
 def _say(text: str) -> None:
@@ -255,6 +333,7 @@ def as_json(tallies: dict[str, Tally], seed: int, seconds: float) -> dict[str, A
                 "promise": section(name).promise,
                 "done": section(name).done(tally.kinds, tally.figures) if tally.cases else "",
                 "cases": tally.cases,
+                "goal": tally.goal,
                 "seconds": round(tally.seconds),
                 "kinds": dict(sorted(tally.kinds.items())),
                 "figures": tally.figures,
@@ -272,7 +351,11 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="tools/trust", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=5.0, help="how long; default 5")
+    parser.add_argument("--minutes", type=float, default=5.0, help="at most; default 5")
+    processes = (os.cpu_count() or 1) + 1  # some cases wait
+    parser.add_argument(
+        "--jobs", type=int, default=processes, help="cases at once; default: one more than CPUs"
+    )
     parser.add_argument("--seed", type=int, help="of all that is drawn; default: another each time")
     parser.add_argument("--only", help=f"sections, by commas: {', '.join(SECTIONS)}")
     parser.add_argument("--cases", type=int, default=10**9, help="of each section, at most")
@@ -303,7 +386,9 @@ def main(words: list[str] | None = None) -> int:
             tallies = one_case(given.names[0], given.first, given.seed)
         else:
             _say(f"seed {given.seed}, {given.minutes:g} minutes")
-            tallies = run(given.names, given.minutes * 60, given.cases, given.seed)
+            tallies = run(
+                given.names, given.minutes * 60, given.cases, given.seed, max(1, given.jobs)
+            )
     finally:
         # Shared memory is everybody's: workers.py looks for its own.
         left = [one for one in ground.end(0) if "shared memory" not in one]
@@ -321,14 +406,13 @@ def main(words: list[str] | None = None) -> int:
 
 def one_case(name: str, number: int, seed: int) -> dict[str, Tally]:
     """Repeat one case."""
-    tally = Tally(next=number)
-    with tempfile.TemporaryDirectory(prefix="trust-") as folder:
-        child = Child(name, seed, Path(folder), tally)
+    with temporary_folder() as folder:
+        child = Child(name, seed, folder, number, 1)
         try:
             child.go(HANG_S, 1)
         finally:
             child.end(kill=True)
-    return {name: tally}
+    return {name: child.tally}
 
 
 if __name__ == "__main__":

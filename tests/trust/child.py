@@ -2,8 +2,8 @@
 
     python -m trust.child SECTION SEED FOLDER
 
-Reads "go SECONDS COUNT FIRST" from stdin, and answers by lines of JSON: what was done since the
-last one, and at the end where it stopped. The number of the case in work stands in FOLDER/at.
+Reads "go SECONDS COUNT FIRST STEP" from stdin, and answers by lines of JSON: what was done since
+the last one, and at the end where it stopped. The number of the case in work stands in FOLDER/at.
 """
 
 import json
@@ -16,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from trust.section import Section
 from trust.sections import section as section_of
 
 SAID_S = 0.5  # between two lines
@@ -35,19 +36,23 @@ def main(name: str, seed: str, folder: str) -> None:
 
     try:
         section.prepare()
-        say(ready=True)
+        say(ready=True, goal=section.goal)
         for line in sys.stdin:
-            seconds, count, first = line.split()[1:]
-            _go(section, at, say, float(seconds), int(count), int(first))
+            seconds, *numbers = line.split()[1:]
+            _go(section, at, say, float(seconds), *map(int, numbers))
     finally:
         section.close()
 
 
-def _go(section: Any, at: int, say: Any, seconds: float, count: int, first: int) -> None:
+def _go(
+    section: Section, at: int, say: Any, seconds: float, count: int, first: int, step: int
+) -> None:
     until, said, number = time.monotonic() + seconds, 0.0, first
     kinds: Counter[str] = Counter()
     failures: list[dict[str, Any]] = []
-    while number < first + count and time.monotonic() < until:
+    for number in range(first, first + count * step, step):
+        if time.monotonic() > until:
+            break
         os.pwrite(at, b"%20d" % number, 0)
         try:
             kinds[section.case(number)] += 1
@@ -55,11 +60,14 @@ def _go(section: Any, at: int, say: Any, seconds: float, count: int, first: int)
             kinds["failed"] += 1
             text = "".join(traceback.format_exception(error))
             failures.append({"case": number, "error": f"{error!r}"[:2000], "text": text[-8000:]})
-        number += 1
         if failures or time.monotonic() > said + SAID_S:
-            say(kinds=kinds, failures=failures)
+            say(kinds=kinds, failures=failures, sums=section.sums)
             said, kinds, failures = time.monotonic(), Counter(), []
-    say(kinds=kinds, failures=failures, stopped=number, figures=section.figures())
+            section.sums.clear()
+    else:
+        number = first + count * step
+    say(kinds=kinds, failures=failures, sums=section.sums, stopped=number, most=section.most())
+    section.sums.clear()
 
 
 if __name__ == "__main__":

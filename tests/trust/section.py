@@ -1,8 +1,10 @@
 """What a section is: one promise, and cases by number that attack it."""
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ class Section:
 
     name = ""
     promise = ""
+    goal = 10**9  # cases, after which it has done what it is for; `prepare` may say
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.seed = folder, seed
+        self.sums: Counter[str] = Counter()  # what was counted besides cases, since it was told
 
     def prepare(self) -> None:
         """Make what all cases need, once a process."""
@@ -27,7 +31,7 @@ class Section:
         """Do one; return its kind. Raises AssertionError, or anything else, where it fails."""
         raise NotImplementedError
 
-    def figures(self) -> dict[str, float]:
+    def most(self) -> dict[str, float]:
         """Return what was measured: the largest of all processes counts."""
         return {}
 
@@ -36,8 +40,16 @@ class Section:
 
     @classmethod
     def done(cls, kinds: Mapping[str, int], figures: Mapping[str, float]) -> str:
-        """Say in some words what was done."""
+        """Say in some words what was done. figures: what `sums` and `most` came to."""
         return f"{len(kinds)} kinds"
+
+
+def scattered(number: int, total: int, seed: int) -> int:
+    """Return a place below `total`, in an order that is no order: each once in `total` cases."""
+    step = int(total * 0.618) | 1
+    while gcd(step, total) > 1:
+        step += 2
+    return (number * step + seed) % total
 
 
 def words(items: Any) -> list[str]:

@@ -6,17 +6,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trust.section import Section
 
-# By name: the module, the class, and the share of the time, beside that of the others.
+# By name: the module, the class, and the minutes of a CPU, or so, that all of its cases take.
 SECTIONS = {
-    "damage": ("trust.damage", "Damage", 2.0),
-    "bits": ("trust.bits", "Bits", 1.0),
-    "unfinished": ("trust.unfinished", "Unfinished", 1.0),
-    "crash": ("trust.crash", "Crash", 2.0),
-    "power": ("trust.power", "Power", 1.5),
-    "workers": ("trust.workers", "Workers", 2.0),
-    "races": ("trust.races", "Races", 1.0),
-    "leaks": ("trust.leaks", "Leaks", 0.5),
-    "reading": ("trust.reading", "Reading", 1.0),
+    "damage": ("trust.damage", "Damage", 12.0),
+    "bits": ("trust.bits", "Bits", 14.0),
+    "unfinished": ("trust.unfinished", "Unfinished", 2.0),
+    "crash": ("trust.crash", "Crash", 5.0),
+    "moments": ("trust.crash", "Moments", 2.0),
+    "power": ("trust.power", "Power", 3.0),
+    "stores": ("trust.stores", "Stores", 4.0),
+    "workers": ("trust.workers", "Workers", 12.0),
+    "races": ("trust.races", "Races", 6.0),
+    "leaks": ("trust.leaks", "Leaks", 1.0),
+    "reading": ("trust.reading", "Reading", 3.0),
 }
 
 

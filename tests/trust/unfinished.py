@@ -7,7 +7,6 @@ right records: what is wrong is downloaded again.
 
 import contextlib
 import os
-import random
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,27 +30,43 @@ class Unfinished(Section):
 
     name = "unfinished"
     promise = "P1"
+    goal = 2000
+
+    first, second, counts = images(2, 6, 200), images(3, 6, 200), (12, 9)
 
     def prepare(self) -> None:
         os.environ["SOURCE_DATE_EPOCH"] = "1750000000"
         self.ends = contextlib.ExitStack()
-        self.source = plant(self.folder / "src", images(2, 6, 200))
-        self.more = plant(self.folder / "more", images(3, 6, 200))
+        self.source = plant(self.folder / "src", self.first)
+        self.more = plant(self.folder / "more", self.second)
         plant(self.source, {"class0/no.jpg": b"no image"})
-        self.wanted = {}
+        self.wanted, self.number = {}, 0
         for name in ("pack", "append"):
             whole = self.begun(name, self.folder / f"{name}-whole")
             self.go_on(name, whole)
             self.wanted[name] = content(whole)
             self.begun(name, self.folder / f"{name}-begun")
         www = self.folder / "www"
-        self.data = make(www / "data", [12, 9], image=jpeg)
+        self.data = make(www / "data", self.counts, image=jpeg)
         self.right = list(shardio.open(self.data, decode=None))
         self.web = (
             self.ends.enter_context(servers.nginx(www)) if servers.find_program("nginx") else None
         )
         if self.web:
             assert self.read(self.folder / "filled") == self.right
+
+    def beside(self) -> dict[str, list[Path]]:
+        """Return the files that are damaged, by what they are of."""
+        found = {}
+        for name in ("pack", "append", *(["cache"] if self.web else [])):
+            folder = self.folder / ("filled" if name == "cache" else f"{name}-begun")
+            old = self.folder / "append-old" if name == "append" else None
+            found[name] = [
+                path
+                for path in sorted(folder.rglob("*"))
+                if path.is_file() and not (old and (old / path.relative_to(folder)).exists())
+            ]
+        return found
 
     def begun(self, name: str, out: Path) -> Path:
         """Leave a packing, or an appending, of which one part of two is built."""
@@ -60,6 +75,7 @@ class Unfinished(Section):
             shardio.pack(self.source, out, **grouped(options))
         else:
             shardio.pack(self.source, out, **grouped(options | {"part": None}))
+            shutil.copytree(out, self.folder / "append-old", dirs_exist_ok=True)
             append(self.more, out, jobs=1, on_duplicate="skip", part="1/2")
         return out
 
@@ -77,44 +93,63 @@ class Unfinished(Section):
     def read(self, cache: Path) -> list[object]:
         assert self.web is not None
         storage = Storage(cache=cache, cache_bytes="64MiB")
-        try:
-            return list(shardio.open(f"{self.web.url}/data", decode=None, storage=storage))
-        finally:
-            ranges.close()
+        return list(shardio.open(f"{self.web.url}/data", decode=None, storage=storage))
 
     def case(self, number: int) -> str:
-        kinds = ("pack", "append", "cache") if self.web else ("pack", "append")
-        return (
-            self._cached(number) if kinds[number % len(kinds)] == "cache" else self._begun(number)
-        )
-
-    def _begun(self, number: int) -> str:
-        draw, name = self.draw(number), ("pack", "append")[number % 3 % 2]
-        out = self.folder / "out"
-        shutil.rmtree(out, ignore_errors=True)
-        shutil.copytree(self.folder / f"{name}-begun", out)
-        old = {path for path in (self.folder / "pack-begun").rglob("*") if name == "append"}
-        files = sorted(path for path in out.rglob("*") if path.is_file() and path not in old)
+        draw, all_files = self.draw(number), self.beside()
+        name = [*all_files][number % len(all_files)]
+        files = all_files[name]
         hidden = [path for path in files if path.name.startswith(".shardio-")]
         path = draw.choice(hidden or files) if draw.random() < 0.6 else draw.choice(files)
-        if path.name == "manifest.json":  # damage.py has it
-            return "nothing changed"
-        what = self._damage(path, draw)
-        kind = path.name.split("-")[1].split(".")[0] if path in hidden else path.suffix
+        what = draw.choice([*IN_PLACE, "missing"])
+        data = bytearray(path.read_bytes())
+        if what == "missing" or not data:
+            what = "missing"
+        else:
+            IN_PLACE[what](data, draw)
         with told(f"{name}: {path.name} {what}"):
-            try:
-                self.go_on(name, out)
+            self.changed(name, path, None if what == "missing" else data)
+        return f"{name}: {self.kind(path)}: {what}"
+
+    @staticmethod
+    def kind(path: Path) -> str:
+        """Say what a file is."""
+        if path.name.startswith(".shardio-"):
+            return path.name.split("-")[1].split(".")[0]
+        if path.suffix == ".cache":
+            return "usage of the cache" if "usage" in path.name else "cache entry"
+        return "finished shard" if path.suffix == ".shard" else path.suffix
+
+    def changed(self, name: str, path: Path, data: bytearray | None) -> None:
+        """Go on, or read, where one of the files has other bytes; None: is missing."""
+        begun = self.folder / ("filled" if name == "cache" else f"{name}-begun")
+        self.number += 1  # what this process has open is of another cache
+        out = self.folder / f"out-{self.number}"
+        shutil.copytree(begun, out)
+        there = out / path.relative_to(begun)
+        there.unlink() if data is None else there.write_bytes(data)
+        if name == "cache":
+            assert self.read(out) == self.right, "wrong content"
+            assert self.read(out) == self.right, "wrong content, the second time"
+            if self.number % 200 == 0:
+                ranges.close()
+        else:
+            self._gone_on(name, path, out)
+        shutil.rmtree(out)
+
+    def _gone_on(self, name: str, path: Path, out: Path) -> None:
+        try:
+            self.go_on(name, out)
+            done = True
+        except ShardioError as error:
+            assert str(out) in str(error), f"it says not where: {error}"
+            done = False
+        if not done and path.suffix not in (".shard", ".bin"):
+            with contextlib.suppress(ShardioError):
+                self.go_on(name, out, restart=True)
                 done = True
-            except ShardioError as error:
-                assert str(out) in str(error), f"it says not where: {error}"
-                done = False
-            if not done and path.suffix not in (".shard", ".bin"):
-                with contextlib.suppress(ShardioError):
-                    self.go_on(name, out, restart=True)
-                    done = True
-            if done:
-                self._is_whole(name, out, path)
-        return f"{name}: {kind}: {what}"
+        if done:
+            self._is_whole(name, out, path)
 
     def _is_whole(self, name: str, out: Path, path: Path) -> None:
         """Compare with a run that nobody disturbed: all bytes, or that damage is told."""
@@ -130,31 +165,8 @@ class Unfinished(Section):
                 files = (folder / key for folder in (self.source, self.more))
                 assert image in [one.read_bytes() for one in files if one.exists()], key
 
-    def _cached(self, number: int) -> str:
-        draw, cache = self.draw(number), self.folder / "cache"
-        shutil.rmtree(cache, ignore_errors=True)
-        shutil.copytree(self.folder / "filled", cache)
-        files = sorted(path for path in cache.rglob("*") if path.is_file())
-        path = draw.choice(files)
-        what = self._damage(path, draw)
-        with told(f"cache: {path.name} {what}"):
-            assert self.read(cache) == self.right, "wrong content"
-            assert self.read(cache) == self.right, "wrong content, the second time"
-        kind = "shard" if "usage" not in path.name and path.suffix == ".cache" else path.name
-        return f"cache: {kind.split('-')[-1]}: {what}"
-
-    @staticmethod
-    def _damage(path: Path, draw: random.Random) -> str:
-        what = draw.choice([*IN_PLACE, "missing"])
-        data = bytearray(path.read_bytes())
-        if what == "missing" or not data:
-            path.unlink()
-            return "missing"
-        IN_PLACE[what](data, draw)
-        path.write_bytes(data)
-        return what
-
     def close(self) -> None:
+        ranges.close()
         if hasattr(self, "ends"):
             self.ends.close()
 
