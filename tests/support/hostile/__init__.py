@@ -11,7 +11,6 @@ message without numbers, or in values. tests/golden/make_hostile.py writes these
 
 import ctypes
 import json
-import os
 import re
 import resource
 import signal
@@ -262,6 +261,7 @@ _OF_OTHERS = re.compile(
     r"(?P<kept>\b(TypeError|AttributeError|UnicodeDecodeError|JSONDecodeError|RecursionError): ).*"
     r"|\S* ?object is not .*|cannot unpack .*|(not enough|too many) values .*|non-hexadecimal .*"
     r"|Expecting .*|\S+ exceeds max_.*|\S+ codec can't .*|Unpack failed.*|unpack\(b\) .*"
+    r"|Exceeds the limit .*|the JSON object must be .*|Extra data.*|(?<=npy header: ).*"
     r"|int is not allowed .*|Invalid datetime .*|unhashable .*|cannot reshape .*|buffer is .*"
 )
 _VALUES = (

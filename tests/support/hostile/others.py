@@ -62,7 +62,8 @@ class Foreign:
             finally:
                 path.write_bytes(whole)
 
-        names = (f"{self.folder}", f"{self.folder.parent}/out", f"{file}: ")
+        names = [f"{one.name}: " for one in self.folder.iterdir()]
+        names += f"{self.folder}", f"{self.folder.parent}/out"
         return Case(name, len(data), read, names, self.original)
 
 
@@ -360,7 +361,7 @@ def of_archive(top: Path) -> Iterator[Case]:
         "a zip in a zip in a zip", zipped("a.zip", data=zipped("b.zip", data=zipped("c.zip")))
     )
     yield case("a member over another", zipped("a/1.jpg") + zipped("b/2.jpg"))
-    yield case("a member twice", zipped("a/1.jpg", "a/1.jpg"))
+    yield case("a member twice", zipped("a/1.jpg", "a/2.jpg").replace(b"a/2.jpg", b"a/1.jpg"))
     yield case("a file that is a folder", zipped("a", "a/1.jpg"))
     many = zipped(*(f"a/{n}.jpg" for n in range(500)), data=b"\xff\xd8\xff")
     yield case("many members", many)
