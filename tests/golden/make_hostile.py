@@ -1,7 +1,7 @@
 """How hostile inputs end, by kind: python tests/golden/make_hostile.py [FAMILY ...]
 
-Writes tests/golden/hostile again, or some of its files, and prints how many cases each has. What changed is to be
-reviewed: each line there is a promise. The inputs are in tests/support/hostile.
+Writes tests/golden/hostile again, or some of its files, and prints how many cases each has. What
+changed is to be reviewed: each line there is a promise. The inputs are in tests/support/hostile.
 """
 
 import sys
