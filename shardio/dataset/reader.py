@@ -128,7 +128,7 @@ class Reader:
         self.remaining = Remaining(excluded, self.starts) if len(excluded) else None
         self._opening = replace(manifest.opening(storage, root, verify=verify), wanted=wanted)
         self._most = 0  # bytes of open shards that are in memory; 0: to be found out
-        check_format(manifest.format)
+        check_format(manifest)
         self.forget()
         _READERS.add(self)
 

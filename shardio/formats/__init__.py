@@ -46,7 +46,7 @@ from .foreign.webdataset import TarFile
 from .foreign.webdataset_writer import WebDataset
 from .foreign.writer import FormatWriter
 from .lmdb import START, LmdbEncoder, LmdbShard
-from .manifest import SUFFIXES
+from .manifest import SUFFIXES, Manifest
 from .overlay import files_of_shard, overlaid
 from .record import ATTEMPTS, MAGIC, RecordEncoder, RecordShard, most_of_end
 
@@ -172,12 +172,13 @@ def begins_packed(start: bytes) -> bool:
     return any(row.magic.startswith(start[: len(row.magic)]) for row in PACKED.values())
 
 
-def check_format(name: str) -> str:
-    """Return the name if shards of this format can be read. Raises OptionError."""
-    if name not in FORMATS:
-        known = ", ".join(FORMATS)
-        raise OptionError(f"format {name!r}: no format has this name; available: {known}")
-    return name
+def check_format(one: Manifest) -> None:
+    """Raise VersionError if shards of a dataset are of a format that is not known here."""
+    if one.format not in FORMATS:
+        raise VersionError(
+            f"{printable(one.where)}: shards of format {printable(one.format)!r}, written by "
+            f"shardio {printable(one.library)}; this one knows {', '.join(FORMATS)}"
+        )
 
 
 def check_packed(name: str) -> str:

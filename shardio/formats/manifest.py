@@ -319,11 +319,8 @@ def load_splits(storage: Location) -> list[str] | None:
     except FileNotFoundError:
         return None
     where = path_in(storage, SPLITS)
-    _check_digest(data, where)
-    with contextlib.suppress(KeyError, TypeError, ValueError, RecursionError):
-        splits = json.loads(data)["splits"]
-        if are_names(splits):
-            return splits
+    if are_names(splits := parse_sealed(data, where, "shardio-splits").get("splits")):
+        return splits
     raise DamageError(f"{where}: not a list of splits")
 
 
@@ -509,12 +506,17 @@ def _unfinished(folder: str) -> str:
     )
 
 
-def parse_sealed(data: bytes, where: str) -> dict[str, Any]:
-    """Read a file that `dump_sealed` wrote. Raises DamageError, VersionError."""
+def parse_sealed(data: bytes, where: str, kind: str | None = None) -> dict[str, Any]:
+    """Read a file that `dump_sealed` wrote. Raises DamageError, VersionError.
+
+    kind: its `format`; None: any.
+    """
     _check_digest(data, where)
     with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(data)
-        if isinstance(found, dict):
+        if isinstance(found, dict) and (
+            kind is None or (found.get("format") == kind and type(found.get("version")) is int)
+        ):
             return found
     raise DamageError(f"{where}: it is damaged, or was edited by hand")
 

@@ -400,7 +400,7 @@ class RecordShard:
         try:
             return self.schema.decode(held, 16, 16 + head)
         except Exception as error:
-            why = str(error)  # the error itself keeps what was decoded in memory
+            why = str(error) or type(error).__name__  # `error` keeps what was decoded in memory
         raise self._damaged(record, _U64.pack(_checksum(held[8:], seed)) + held[8:], why)
 
     def _decode(self, record: int, held: bytes, attempts: int = ATTEMPTS) -> Sample:
@@ -424,7 +424,7 @@ class RecordShard:
         try:
             return self.schema.decode(held, 16, 16 + head)
         except Exception as error:
-            why = str(error)  # the error itself keeps what was decoded in memory
+            why = str(error) or type(error).__name__  # `error` keeps what was decoded in memory
         raise self._damaged(record, held, why)
 
     def joined(self, *, held: bool) -> tuple[tuple[int, bytes, int], bytes] | None:

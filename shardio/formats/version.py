@@ -208,7 +208,7 @@ def changed_since(one: Manifest, newest: Manifest) -> list[int]:
     """Return the shards of a version, in files of others, that the newest one has not as such."""
     if one.names is None or one is newest:
         return []
-    known = {*zip(newest.names or (), map(bytes, newest.shard_sha256), strict=True)}
+    known = {*zip(newest.names or (), map(bytes, newest.shard_sha256), strict=False)}
     there = zip(one.names, map(bytes, one.shard_sha256), strict=True)
     return [number for number, name in enumerate(there) if name not in known]
 
@@ -330,7 +330,7 @@ def load_tags(index: Location) -> dict[str, str]:
 
 def parse_tags(data: bytes, index: Location) -> dict[str, str]:
     """Read the bytes of tags.json. Raises DamageError."""
-    tags = manifest.parse_sealed(data, path_in(index, TAGS)).get("tags")
+    tags = manifest.parse_sealed(data, path_in(index, TAGS), "shardio-tags").get("tags")
     if (
         not isinstance(tags, dict)
         or not all(map(_TAG.match, tags))

@@ -136,13 +136,23 @@ class NvImgCodec(Decoder):
         )
 
     def _decoded(self, files: Sequence[NDArray[np.uint8]]) -> list[Any]:
-        streams = [self._library.CodeStream(file) for file in files]
+        streams = list(map(self._parsed, files))
         stream = _cuda.current_stream().cuda_stream
         # Their memory is not torch's, which would know that the stream still reads it. So they are
         # kept until the next call, when all work on the stream is done.
         self._images = []
-        self._images = self._decoder.decode(streams, params=self._as_stored, cuda_stream=stream)
-        return self._images
+        self._images = self._decoder.decode(
+            [one for one in streams if one], params=self._as_stored, cuda_stream=stream
+        )
+        decoded = iter(self._images)
+        return [next(decoded) if one else None for one in streams]
+
+    def _parsed(self, file: NDArray[np.uint8]) -> Any:
+        """Return a file as the library reads it; None where its header is none, which raises."""
+        try:
+            return self._library.CodeStream(file)
+        except Exception:  # of this file alone: PIL then says what is wrong, and of which record
+            return None
 
 
 def decoded_images(images: Sequence[Any], sizes: Numbers) -> DecodedImages:

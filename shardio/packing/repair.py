@@ -312,7 +312,7 @@ def _has_dataset(place: LocalDirectory) -> bool:
 
 def _classes(splits: bytes) -> tuple[str, ...] | None:
     """Return the names of the classes in the file of the splits."""
-    found = manifest.parse_sealed(splits, SPLITS).get("classes")
+    found = manifest.parse_sealed(splits, SPLITS, "shardio-splits").get("classes")
     names = isinstance(found, list) and all(isinstance(one, str) for one in found)
     return tuple(found) if found and names else None
 

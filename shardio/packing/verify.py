@@ -206,7 +206,7 @@ def verify(
         for index in manifest.datasets_in(locate(path, options)).values()
     ]
     for _, one in datasets:
-        check_format(one.format)
+        check_format(one)
     if max_pixels is not None:
         max_pixels = check_int("max_pixels", max_pixels, 1)
         if not decode:

@@ -73,8 +73,19 @@ def show_value(value: Any) -> str:
         text = np.array2string(value, threshold=100, edgeitems=3)
         return printable_lines(f"{value.shape} of {value.dtype}\n{text}")
     if isinstance(value, Mapping | Sequence):
-        return printable_lines(json.dumps(value, default=_as_json, ensure_ascii=False, indent=1))
+        return printable_lines(_as_text(value))
     return repr(value)
+
+
+def _as_text(value: Any) -> str:
+    """Write a nested value as JSON, and little more of it than is shown."""
+    encoder = json.JSONEncoder(default=_as_json, ensure_ascii=False, indent=1)
+    parts, left = [], _LONGEST
+    for part in encoder.iterencode(value):
+        parts.append(part)
+        if (left := left - len(part)) < 0:
+            break
+    return "".join(parts)
 
 
 def printable_lines(text: str) -> str:

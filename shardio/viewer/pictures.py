@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import DecodeError
 from ..formats.sample import Schema
 from ..images import decode
 from ..images.decode import decode_errors, pil_module, raw_pixels
@@ -82,9 +83,18 @@ def read_header(data: bytes, max_pixels: int | None) -> Header:
 
 
 def original(data: bytes, max_pixels: int | None) -> Picture:
-    """Return the bytes of an image file if browsers show it, else a PNG of it."""
+    """Return the bytes of an image file if browsers show it, else a PNG of it.
+
+    Raises DecodeError above the limit, too: a browser would decode a bomb.
+    """
     media = _SHOWN.get(image_type(data[:32]) or "")
     if media is not None:
+        try:
+            decode.open_image(data, max_pixels)
+        except DecodeError:
+            raise
+        except Exception:  # PIL's: what is cut is shown as far as it goes
+            pass
         return Picture(data, media)
     return _saved(decode.decode(data, max_pixels=max_pixels), "PNG")
 

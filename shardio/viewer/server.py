@@ -190,6 +190,9 @@ class _Handler(BaseHTTPRequestHandler):
         if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
             self.close_connection = True
             return failure(HTTPStatus.BAD_REQUEST, "A request here has no body.")
+        site, mode = (self.headers.get(f"Sec-Fetch-{name}", "") for name in ("Site", "Mode"))
+        if site in ("cross-site", "same-site") and mode != "navigate":  # another port's page
+            return failure(HTTPStatus.FORBIDDEN, "A page of another site asks for this.")
         if len(self.path) > _TARGET_BYTES:
             return failure(HTTPStatus.REQUEST_URI_TOO_LONG, "The address is too long.")
         return None

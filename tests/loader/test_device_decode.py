@@ -6,6 +6,8 @@ What needs CUDA is at the end; it is skipped where there is none, and says so.
 from __future__ import annotations
 
 import io
+import sys
+import types
 import warnings
 from typing import Any
 
@@ -20,7 +22,7 @@ import shardio
 from shardio import EncodedCrops, OptionError
 from shardio.images.device_crop import DeviceCrop
 from shardio.loader import device_decode
-from shardio.loader.device_decode import by_halves, decode_by_pil, without_exif
+from shardio.loader.device_decode import NvImgCodec, by_halves, decode_by_pil, without_exif
 from shardio.loader.device_resize import resample
 
 
@@ -55,6 +57,47 @@ def test_a_decoder_that_fails_as_a_whole_is_asked_for_halves() -> None:
     with pytest.raises(torch.cuda.OutOfMemoryError):  # no fault of a file
         by_halves(out_of_memory, files)
     assert asked.count(-1) == 1
+
+
+class Library:
+    """What of nvImageCodec is called; a file whose bytes begin as none refuses to be opened."""
+
+    class BackendKind:
+        HW_GPU_ONLY, GPU_ONLY, HYBRID_CPU_GPU = range(3)
+
+    class ColorSpec:
+        SRGB = 0
+
+    class CodeStream:
+        def __init__(self, file: Any) -> None:
+            if bytes(file[:2]) != b"\xff\xd8":
+                raise RuntimeError("Could not parse the code stream")
+            self.file = file
+
+    class Decoder:
+        def __init__(self, **_: Any) -> None: ...
+
+        def decode(self, streams: Any, **_: Any) -> list[Any]:
+            return [torch.full((1, 1, 3), int(one.file[2]), dtype=torch.uint8) for one in streams]
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+def test_a_file_that_the_library_does_not_open_leaves_the_others_of_its_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a played library: its own raises for one hostile header."""
+    nvidia = types.ModuleType("nvidia")
+    monkeypatch.setitem(sys.modules, "nvidia", nvidia)
+    monkeypatch.setattr(nvidia, "nvimgcodec", Library(), raising=False)
+    stream = types.SimpleNamespace(cuda_stream=0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    given = b"x", b"\xff\xd8\7", b"", b"\xff\xd8\1"
+    files = [torch.tensor(list(one), dtype=torch.uint8) for one in given]
+    found = NvImgCodec(torch.device("cpu", 0)).decode(files)
+    assert [None if one is None else int(one[0, 0, 0]) for one in found] == [None, 7, None, 1]
+    assert NvImgCodec(torch.device("cpu", 0)).decode(files[:1]) == [None]
 
 
 def test_exif_is_taken_from_a_jpeg_without_changing_the_loader_s_bytes() -> None:

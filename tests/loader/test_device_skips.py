@@ -27,6 +27,7 @@ from shardio import (
 from shardio.loader.device_decode import Decoder
 
 N, SIZE = 40, 8
+FIELDS_OF_TWO = {"image": "image", "label": "int"}
 MANY = Skip(most=N)
 
 pytestmark = pytest.mark.filterwarnings(
@@ -187,3 +188,59 @@ def test_what_a_decoder_refuses_and_pil_decodes_is_not_skipped(
     data = dataset(write(tmp_path / "out", {4}), on_error=MANY)
     drain(loader_of(data, "dataset"))
     assert [one.number for one in data.skipped] == [4]
+
+
+def segment(kind: int, data: bytes) -> bytes:
+    return bytes([0xFF, kind]) + (len(data) + 2).to_bytes(2, "big") + data
+
+
+def frame(kind: int, height: int, width: int, depth: int = 8, parts: bytes = b"\1\x11\0") -> bytes:
+    size = height.to_bytes(2, "big") + width.to_bytes(2, "big")
+    return segment(kind, bytes([depth]) + size + bytes([len(parts) // 3]) + parts)
+
+
+SOI = b"\xff\xd8"
+TURNED = b"Exif\0\0MM\0\x2a\0\0\0\x08"
+HEADERS = {
+    "nothing behind the start": SOI + b"\xff",
+    "all that there can be": SOI + frame(0xC0, 65_535, 65_535),
+    "no height": SOI + frame(0xC0, 0, 8),
+    "no width": SOI + frame(0xC0, 8, 0),
+    "no parts": SOI + frame(0xC0, 8, 8, parts=b""),
+    "two parts": SOI + frame(0xC0, 8, 8, parts=b"\1\x11\0" * 2),
+    "85 parts": SOI + frame(0xC0, 8, 8, parts=b"\1\x11\0" * 85),
+    "no sampling": SOI + frame(0xC0, 8, 8, parts=b"\1\0\0"),
+    "sampling of 15": SOI + frame(0xC0, 8, 8, parts=b"\1\xff\0"),
+    "12 bits": SOI + frame(0xC1, 8, 8, 12),
+    "lossless": SOI + frame(0xC3, 8, 8),
+    "a short frame": SOI + segment(0xC0, b"\x08\0"),
+    "a length of 0": SOI + b"\xff\xe0\0\0" * 9,
+    "a length of 1": SOI + b"\xff\xe0\0\1" * 9,
+    "a length behind the end": SOI + b"\xff\xe1\xff\xff" + bytes(9),
+    "no frame": SOI + segment(0xDA, b"\1\1\0\0\x3f\0") + b"\xff\xd9",
+    "a frame behind 9,999 comments": SOI + segment(0xFE, b"") * 9_999 + frame(0xC0, 9, 9),
+    "EXIF that goes round": SOI
+    + segment(0xE1, TURNED + b"\xff\xff" + b"\x01\x12\0\3\xff\xff\xff\xff\0\0\0\x08" * 99)
+    + frame(0xC0, 8, 8),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_one_hostile_header_is_named_and_leaves_its_batch(tmp_path: Path, name: str) -> None:
+    """With scans that are whole, too: the frame of a picture replaced by another one."""
+    picture = jpeg(7)
+    at = picture.index(b"\xff\xc0")
+    length = int.from_bytes(picture[at + 2 : at + 4], "big") + 2
+    for number, data in enumerate(
+        (HEADERS[name], picture[:at] + HEADERS[name][2:] + picture[at + length :])
+    ):
+        with shardio.Writer(tmp_path / str(number), fields=FIELDS_OF_TWO) as writer:
+            for record in range(N):
+                image = data if record == 7 else jpeg(record)
+                writer.write({"__key__": f"k{record}", "image": image, "label": record})
+        with pytest.raises(DecodeError, match=r"\bk7\b|record 7\b"):
+            drain(loader_of(dataset(tmp_path / str(number)), "dataset"))
+        data_of = dataset(tmp_path / str(number), on_error=MANY)
+        labels = [one for _, column, _ in drain(loader_of(data_of, "dataset")) for one in column]
+        assert sorted({*map(int, labels)}) == [one for one in range(N) if one != 7]
+        assert [one.key for one in data_of.skipped] == ["k7"]

@@ -9,12 +9,15 @@ import os
 import random
 import resource
 import signal
+import struct
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import msgpack
 import numpy as np
+import xxhash
 
 from support import LIMIT_S
 
@@ -30,26 +33,27 @@ PLAIN = tuple(one for one in JUNK if not isinstance(one, (bytes, np.ndarray)))  
 
 def change(value: Any, rng: random.Random, junk: tuple[Any, ...] = JUNK, below: int = 1) -> Any:
     """Return the value with one of its parts, at this depth or below, replaced or left out."""
-    path = rng.choice([one for one in _paths(value) if len(one) > below])
-    return _put(value, path, None if rng.random() < 0.15 else [rng.choice(junk)])
+    path = rng.choice([one for one in paths(value) if len(one) > below])
+    return put(value, path, None if rng.random() < 0.15 else [rng.choice(junk)])
 
 
-def _paths(value: Any, path: Path = ()) -> Iterator[Path]:
+def paths(value: Any, path: Path = ()) -> Iterator[Path]:
+    """Yield where the parts of a value are; of a list the first four."""
     yield path
     if isinstance(value, dict):
         for name in value:
-            yield from _paths(value[name], (*path, name))
+            yield from paths(value[name], (*path, name))
     elif isinstance(value, list | tuple):
         for i in range(min(len(value), 4)):
-            yield from _paths(value[i], (*path, i))
+            yield from paths(value[i], (*path, i))
 
 
-def _put(value: Any, path: Path, new: list[Any] | None) -> Any:
+def put(value: Any, path: Path, new: list[Any] | None) -> Any:
     """Return a copy with another part; new: None leaves it out."""
     value = list(value) if isinstance(value, tuple) else copy.copy(value)
     at, *rest = path
     if rest:
-        value[at] = _put(value[at], tuple(rest), new)
+        value[at] = put(value[at], tuple(rest), new)
     elif new is None:
         del value[at]
     else:
@@ -90,3 +94,67 @@ def in_child(work: Callable[[], object], memory: int | None = None) -> int:
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+# --- record shards under right checksums ----------------------------------------------------------
+
+FORGED_ID = bytes(range(16))
+FORGED_FIELDS = (("__key__", "key"), ("image", "image"), ("label", "int"))
+
+
+def xx(data: bytes, seed: int = 0) -> bytes:
+    """Return the checksum of our formats."""
+    return struct.pack("<Q", xxhash.xxh3_64_intdigest(data, seed))
+
+
+def sealed_record(head: bytes, blobs: bytes = b"", number: int = 0, **wrong: int) -> bytes:
+    """Sealed as record `number` of shard 3 of dataset FORGED_ID; lengths may be overridden."""
+    seed = xxhash.xxh3_64_intdigest(struct.pack("<I", 3) + FORGED_ID) >> 32 << 32
+    length, size = wrong.get("length", len(head) + len(blobs)), wrong.get("head_length", len(head))
+    sealed = struct.pack("<II", length, size) + head + blobs
+    return xx(sealed, seed + number) + sealed
+
+
+def forge(
+    records: Sequence[bytes] = (),
+    *,
+    fields: Any = FORGED_FIELDS,
+    packed_fields: bytes | None = None,
+    described: Any = (),
+    packed_described: bytes | None = None,
+    columns: bytes = b"",
+    index: bytes | None = None,
+    lengths: Sequence[int] | None = None,
+    hashes: bytes | None = None,
+    fields_length: int | None = None,
+    description_length: int | None = None,
+    header_zero: int = 0,
+    **trailer: int,
+) -> bytes:
+    """A shard with right checksums and whatever else is asked for."""
+    packed = msgpack.packb(fields) if packed_fields is None else packed_fields
+    length = len(packed) if fields_length is None else fields_length
+    header = struct.pack(
+        "<8sHBBI16sI", b"\x89SHD\r\n\x1a\n", 0, 1, header_zero, 3, FORGED_ID, length
+    )
+    body = header + packed + xx(header + packed) + b"".join(records)
+    if index is None:
+        text = msgpack.packb(described) if packed_described is None else packed_described
+        size = len(text) if description_length is None else description_length
+        index = struct.pack("<I", size) + text
+        sizes = [len(data) - 16 for data in records] if lengths is None else lengths
+        index += struct.pack(f"<{len(sizes)}I", *sizes)
+        index += bytes(4 * len(records)) if hashes is None else hashes
+        index += columns
+    end = struct.pack(
+        "<QQIIHBB16s",
+        trailer.get("offset", len(body)),
+        trailer.get("length", len(index)),
+        trailer.get("count", len(records)),
+        trailer.get("number", 3),
+        0,
+        1,
+        trailer.get("zero", 0),
+        FORGED_ID,
+    )
+    return body + index + end + xx(index + end) + b"\x89DHS\r\n\x1a\n"

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from support.forging import memory_below
 from support.small_datasets import jpeg
 from support.trees import picture, plant
 from support.viewer_records import encoded, fields, write
 
 import shardio
 from shardio.formats.sample import Schema
-from shardio.viewer.details import find_boxes
+from shardio.viewer.details import find_boxes, show_value
 from shardio.viewer.view import open_view
 
 
@@ -45,6 +46,19 @@ def test_long_values_are_cut(tmp_path: Path) -> None:
         assert all(
             len(text) < 25_000 and text.endswith("...") for text in fields(view.record(0)).values()
         )
+
+
+def test_of_nested_values_no_more_is_written_than_is_shown(tmp_path: Path) -> None:
+    """A MB of them, each line indented, would be a hundred."""
+    deep: list[object] = []
+    for _ in range(1_500):
+        deep = [deep]
+    chain: list[object] = []
+    for _ in range(28):
+        chain = [chain]
+    with memory_below(8 << 20):
+        assert show_value([chain] * 8_000).endswith("...")
+        assert show_value(deep).endswith("...")
 
 
 def test_boxes_of_coco_lie_on_the_image_also_where_it_was_made_smaller(tmp_path: Path) -> None:

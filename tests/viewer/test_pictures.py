@@ -1,6 +1,7 @@
 """Thumbnails, overlays and crops: files that a browser shows, with the right pixels."""
 
 import io
+import zlib
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.small_datasets import jpeg
+from support.trees import picture
 from support.viewer_records import encoded, fields, pixels, write
 
 from shardio import DecodeError, RandomResizedCrop, ShardDataset
@@ -24,6 +26,19 @@ def test_an_overlay_of_a_huge_mask_is_drawn_smaller(tmp_path: Path) -> None:
     with closing(Views(folder)) as views:
         answer = Pages(views)("image/0", {"field": ["mask"], "overlay": ["1"]})
     assert pixels(answer.body).shape == (7, 4096, 4)
+
+
+def test_a_bomb_is_not_left_to_the_browser(tmp_path: Path) -> None:
+    """Its few bytes would be handed out as they are; what is cut is."""
+    bomb = bytearray(picture(8, 8, "PNG"))
+    bomb[16:24] = (60_000).to_bytes(4, "big") * 2
+    bomb[29:33] = zlib.crc32(bomb[12:29]).to_bytes(4, "big")
+    samples = [{"image": bytes(bomb)}, {"image": picture(64, 64, "PNG")[:40]}]
+    with open_view(write(tmp_path / "out", {"image": "image"}, *samples)) as view:
+        for side in (None, 64):
+            with pytest.raises(DecodeError, match="60000 x 60000"):
+                view.image(0, side=side)
+        assert view.image(1).data == samples[1]["image"]
 
 
 def test_masks_are_told_from_images_and_laid_over_them(tmp_path: Path) -> None:

@@ -105,6 +105,18 @@ def test_any_port_is_right_because_ssh_may_use_another(server: Server, host: str
     assert ask(server, Host=host)[0].status == 200
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_a_page_of_another_port_gets_nothing_though_it_has_the_cookie(
+    server: Server, site: str
+) -> None:
+    """Cookies know no ports: a page of another local server sends this one's. Links work."""
+    for mode, status in {"no-cors": 403, "cors": 403, "websocket": 403, "navigate": 200}.items():
+        answer, text = ask(server, "/a", Sec_Fetch_Site=site, Sec_Fetch_Mode=mode)
+        assert (answer.status, "path=" in text) == (status, status == 200)
+    for own in ("same-origin", "none"):
+        assert ask(server, "/a", Sec_Fetch_Site=own, Sec_Fetch_Mode="no-cors")[0].status == 200
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_nothing_can_be_changed(server: Server, method: str) -> None:
     answer, text = ask(server, method=method)

@@ -235,7 +235,7 @@ def _parse(text: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     if not isinstance(chunks, list) or not isinstance(config, dict):
         raise ValueError("expected an object with `chunks` and `config`")
     for option in ("compression", "compression_level"):
-        if not isinstance(config.get(option), str | None):
+        if not isinstance(value := config.get(option), str | None) or not (value or "").isascii():
             raise ValueError(f"{option} is {shown(config[option])}")
     found: dict[str, dict[str, Any]] = {}
     for number, chunk in enumerate(chunks):
