@@ -272,8 +272,9 @@ def test_what_is_replaced_is_known_by_the_keys_of_the_plan(
     assert found["class0/003.jpg"] == noise("another", 700)
     # What cannot be packed takes nobody's place.
     assert found["class0/005.jpg"] == images()["class0/005.jpg"]
-    assert not (out / "rejected.jsonl").exists()  # a list of what has no record
-    assert append(more, out, jobs=1, on_duplicate="skip", on_error="skip").skipped == 20
+    assert "class0/005.jpg" in (out / "rejected.jsonl").read_text()  # nor is it tried again
+    again = append(more, out, jobs=1, on_duplicate="skip", on_error="skip")
+    assert (again.skipped, again.rejected_before) == (19, 1)
     assert verify(out).damages == []
 
 
