@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from support import LIMIT_S
 from support.commands import NAMES, Run
-from support.trees import command, content, environment, shardio, shards
+from support.trees import command, content, environment, shardio, shards, warm_command
 
 from shardio.cli.command import RESUME_HINT
 
@@ -320,9 +321,10 @@ def test_a_dataset_of_a_newer_shardio_is_said(source: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_closed_streams_are_no_crash(out: Path, tmp_path: Path, closed: str) -> None:
-    for arguments in (f"info {out}", f"verify {out}", f"cat {out} 0", "info /nowhere"):
+    calls = (f"info {out}", f"verify {out}", f"cat {out} 0", "info /nowhere")
+    for arguments, line in zip(calls, (command, *[warm_command] * 3), strict=True):
         done = subprocess.run(
-            f"{sys.executable} -m shardio {arguments} {closed}",
+            f"{shlex.join(map(os.fsdecode, line(*arguments.split())))} {closed}",
             shell=True,
             capture_output=True,
             env=environment(),

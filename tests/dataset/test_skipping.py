@@ -117,6 +117,7 @@ MANY = Skip(most=N)
         ("DataLoader spawn", "numpy"),
     ],
 )
+@pytest.mark.usefixtures("warm_workers")
 def test_rows_of_bad_records_are_filled_and_no_other_moves(
     folder: Path, loader: str, decode: Any
 ) -> None:

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import object_stores, servers, trees
+from support import object_stores, servers, trees, warm_python
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.object_stores import ObjectStore
@@ -30,7 +29,7 @@ from shardio.errors import (
 )
 from shardio.storage import lock
 
-pytestmark = pytest.mark.usefixtures("ranges_closed")
+pytestmark = pytest.mark.usefixtures("ranges_closed", "warm_starts")
 RECORDS = 40
 
 
@@ -353,9 +352,9 @@ def test_faults_that_stay_leave_no_manifest(
 # --- killed ---------------------------------------------------------------------------------------
 
 
-def start(*arguments: object) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "shardio", "copy", *map(str, arguments)],
+def start(*arguments: object) -> warm_python.Process:
+    return warm_python.Process(
+        trees.warm_command("copy", *map(str, arguments)),
         env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -371,7 +370,7 @@ def test_a_copy_to_a_store_that_is_killed_goes_on_where_it_was(
     proxy.rules(Rule("stall", method="PUT", numbers=[3]))  # which shard it is, is not known before
     process = start(*command)
     proxy.wait(faults=1)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.communicate()
     proxy.settle()
     complete = {name.rpartition("/")[2] for name in bucket.sizes()}
@@ -415,7 +414,7 @@ def test_a_copy_to_a_directory_that_is_killed_goes_on_where_it_was(
         ):
             assert process.poll() is None
             time.sleep(0.01)  # nothing tells when it begins to write
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.communicate()
         complete = {path: (out / path).stat().st_ino for path in files(out) if path[0] != "."}
         assert complete and last not in complete and "manifest.json" not in complete

@@ -2,19 +2,29 @@
 
 import json
 import os
-import signal
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import LIMIT_S, servers
+from support import LIMIT_S, servers, warm_python
 from support.fault_proxy import FaultProxy, fault_proxy
 from support.faults import Rule
 from support.object_stores import ObjectStore
 from support.source_stores import other_store, storage, store_arguments
-from support.trees import Tree, command, content, environment, images, noise, picture, plant, shards
+from support.trees import (
+    Tree,
+    command,
+    content,
+    environment,
+    images,
+    noise,
+    picture,
+    plant,
+    shards,
+    warm_command,
+)
 
 import shardio
 from shardio import SourceOptions, Storage
@@ -297,13 +307,16 @@ def test_a_packing_that_is_killed_goes_on_where_it_was(
     arguments += store_arguments(s3.through(proxy.port))
     # All are announced, one is never answered: what was finished before it is kept.
     proxy.rules(Rule("timeout", path=r"flat/.*jpg", method="GET", numbers=[*range(25, 1000)]))
-    process = subprocess.Popen(
-        command(*arguments), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    process = warm_python.Process(
+        warm_command(*arguments),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     proxy.wait(requests=26)
     while len(shards(out)) < 3 and process.poll() is None:
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.communicate()
     kept = {path.name for path in shards(out)}
     assert len(kept) >= 3
