@@ -504,8 +504,8 @@ def test_a_damaged_note_is_not_believed(
     images: Path, packed: Path, bucket: ObjectStore, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     there, work = bucket.through(proxy.port), tmp_path / "work"
-    proxy.rules(Rule("500", method="PUT", path="manifest.json"))
-    to = Storage(options={"retry_config": {"max_retries": 0}, **there.options}, timeout_s=4)
+    proxy.rules(Rule("403", method="PUT", path="manifest.json"))  # it is told at once
+    to = options(there)
     given = dict(shard_size=SHARD, work_dir=work)
     with pytest.raises(StorageError, match=r"manifest\.json"):
         shardio.pack(images, f"{there.url}/out", to=to, **given)
@@ -526,8 +526,8 @@ def test_an_interrupted_packing_that_has_changed_is_told(
 ) -> None:
     there, work = bucket.through(proxy.port), tmp_path / "work"
     source = write(tmp_path / "source")
-    proxy.rules(Rule("500", method="PUT", path="manifest.json"))
-    to = Storage(options={"retry_config": {"max_retries": 0}, **there.options}, timeout_s=4)
+    proxy.rules(Rule("403", method="PUT", path="manifest.json"))  # it is told at once
+    to = options(there)
     given = dict(shard_size=SHARD, work_dir=work)
     with pytest.raises(StorageError):
         shardio.pack(source, f"{there.url}/out", to=to, **given)

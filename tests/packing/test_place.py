@@ -170,8 +170,8 @@ def test_what_is_damaged_is_dropped_in_a_store_that_answers(
     cut = sorted((tmp_path / "out").glob("*.shard"))[1]
     os.truncate(cut, cut.stat().st_size - 1)
     bucket.put_folder(tmp_path / "out", "torn/")
-    ahead = options(bucket.through(proxy.port), timeout_s=2.0)
-    proxy.rules(Rule("503", path=cut.name, numbers=[*range(1, 10_000)]))
+    ahead = options(bucket.through(proxy.port))
+    proxy.rules(Rule("403", path=cut.name, numbers=[*range(1, 10_000)]))  # it is told at once
     with pytest.raises(StorageError, match="Nothing was dropped"):
         drop(f"{bucket.url}/torn", damaged=True, jobs=2, storage=ahead)
     proxy.rules()

@@ -59,7 +59,7 @@ def test_a_helper_that_ends_or_stops_is_named_and_replaced(
     proxy: FaultProxy, how: signal.Signals, what: str
 ) -> None:
     file = opened(proxy)
-    file.store = Store(proxy.url, timeout_s=2.0)
+    file.store = Store(proxy.url, timeout_s=2.0 if how == signal.SIGSTOP else LIMIT_S)
     proxy.rules(Rule("timeout", path="file"))
     file.will_need(0, 1000)
     file.will_need(1 << 20, 1000)
