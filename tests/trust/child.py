@@ -6,6 +6,7 @@ Reads "go SECONDS COUNT FIRST STEP" from stdin, and answers by lines of JSON: wh
 the last one, and at the end where it stopped. The number of the case in work stands in FOLDER/at.
 """
 
+import gc
 import json
 import os
 import sys
@@ -36,6 +37,8 @@ def main(name: str, seed: str, folder: str) -> None:
 
     try:
         section.prepare()
+        gc.collect()
+        gc.freeze()  # what was imported is not gone through again, by forks neither
         say(ready=True, goal=section.goal)
         for line in sys.stdin:
             seconds, *numbers = line.split()[1:]

@@ -3,7 +3,6 @@
 P2: of two writers each is done whole, one after the other, or it is told; no reader sees half.
 """
 
-import gc as collector
 import hashlib
 import json
 import os
@@ -72,8 +71,6 @@ class Races(Section):
         }
         self.pairs = [*combinations_with_replacement(self.commands, 2)]
         self.goal = EACH * (len(self.pairs) + 2)
-        collector.collect()
-        collector.freeze()  # else each fork goes through all that was imported
 
     def state(self, out: Path) -> str:
         """Return what users see of a dataset."""
