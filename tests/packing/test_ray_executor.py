@@ -178,7 +178,7 @@ def test_what_nodes_append_is_what_is_appended_here(
         plant(Path("new/train"), {"class7/0.jpg": noise("changed", 400)})
         given = ["--gone", "keep", "--on-error", "skip"]
         for to, more in (("here", []), ("there", ray(cluster))):
-            assert shardio_json("update", "new", to, *given, *more, code=4)["changed"] == 1
+            assert shardio_json("update", "new", to, *given, *more)["changed"] == 1
         assert content("there") == content("here")
 
 
