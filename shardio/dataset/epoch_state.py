@@ -45,7 +45,7 @@ StartReason = Literal["chosen", "next", "repeated", "left", "spent"]
 _MOST_CONSUMERS = 256  # beyond it a pass is complete when worker 0 says so
 _DECISIONS, _FIELDS = 64, 4  # of persistent workers, kept until as many more were made
 _COUNTS = 3  # of the requests of a consumer
-_HEAD = 13  # numbers with a name; those of `_ends`, `_decisions` and `_requests` follow
+_HEAD = 14  # numbers with a name; those of `_ends`, `_decisions` and `_requests` follow
 
 _PASSES_BITS = 24  # pass p of a loader's iterator is number (that of the iterator << 24) + p
 _NUMBERS = count(1)  # of iterators, in this process
@@ -53,6 +53,9 @@ _NUMBERS = count(1)  # of iterators, in this process
 # How long workers wait for worker 0 to begin a pass. It does so as soon as it has made what it was
 # asked for in the pass before.
 _WAIT_S = 600.0
+# How often, and after how long, who decides looks again while a pass begins. That takes some
+# microseconds, unless the worker is killed meanwhile.
+_LOOKS, _LOOK_S = 10_000, 1e-3
 
 
 class Decision(NamedTuple):
@@ -120,6 +123,7 @@ class EpochState:
     generation = _Shared(10)  # how often another epoch was set, or a state loaded
     fingerprint = _Shared(11)  # of the dataset's order
     _warned = _Shared(12)  # warnings that were given, as bits
+    _beginning = _Shared(13)  # 1: a pass begins just now, and what is above is not all written
 
     def __init__(self, fingerprint: int) -> None:
         size = _HEAD + _MOST_CONSUMERS + _DECISIONS * _FIELDS + _MOST_CONSUMERS * _COUNTS
@@ -264,8 +268,14 @@ class EpochState:
 
     def decide(self, number: int, *, fixed: bool) -> Decision:
         """Decide what a pass reads, without beginning it."""
-        generation, before = self.generation, self._pass  # before what is read below
-        epoch, start, reason = self.next_place(fixed=fixed)
+        for _ in range(_LOOKS):
+            generation, before = self.generation, self._pass  # before what is read below
+            epoch, start, reason = self.next_place(fixed=fixed)
+            if not self._beginning and self._pass == before:
+                break
+            time.sleep(_LOOK_S)  # a worker of an older pass, which begins late, is in the middle
+        else:
+            self._beginning = 0
         return Decision(number, epoch, start, generation, reason, before)
 
     def begin(self, decision: Decision, consumers: int) -> None:
@@ -277,6 +287,7 @@ class EpochState:
             return
         if self._pass != decision.before and not 0 < self._pass < decision.number:
             return
+        self._beginning = 1
         self._consumers = consumers
         self.epoch, self.start = decision.epoch, decision.start
         if decision.reason != "chosen":
@@ -284,6 +295,7 @@ class EpochState:
         if decision.reason == "next":
             self.loaded = 0
         self._pass, self._superseded = decision.number, 0
+        self._beginning = 0
 
     def publish(self, decision: Decision) -> None:
         """Tell the other persistent workers what worker 0 decided."""

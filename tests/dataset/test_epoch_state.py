@@ -1,13 +1,14 @@
 """Which epoch a pass reads: passes at once, after a break, and after an epoch was set."""
 
 import os
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from support import loop_programs
+from support import LIMIT_S, loop_programs
 from support.leftovers import nothing_left
 from support.loop_programs import Wrapped
 from support.worker_programs import (
@@ -223,6 +224,32 @@ def test_an_older_pass_that_begins_late_is_not_the_last_one(numbered: Path, work
         next(older)
         assert len(list(newer)) == 13 and stream.epoch == epoch
         del older
+
+
+def test_who_decides_waits_for_a_pass_that_is_just_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state, reached, gate = EpochState(0), threading.Event(), threading.Event()
+    first = state.decide(new_number(), fixed=False)
+    state.begin(first, 1)
+    state.ended(first.number, 0)
+    older = state.decide(new_number(), fixed=False)
+
+    def hold(state: EpochState, value: int) -> None:  # after the epoch was written
+        reached.set()
+        assert gate.wait(LIMIT_S)
+
+    def let_go(state: EpochState) -> int:  # who decides has seen that epoch
+        gate.set()
+        return 0
+
+    monkeypatch.setattr(EpochState, "start", property(let_go, hold), raising=False)
+    begins = threading.Thread(target=state.begin, args=(older, 1))
+    begins.start()
+    assert reached.wait(LIMIT_S)
+    newer = state.decide(new_number(), fixed=False)
+    begins.join()
+    assert (older.epoch, newer.epoch, newer.reason) == (1, 1, "left")
 
 
 def test_workers_without_batches_are_not_waited_for(numbered: Path) -> None:
