@@ -9,6 +9,7 @@ import os
 import pty
 import select
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -188,7 +189,8 @@ def _unmapped(before: set[str]) -> set[str]:
     for name in shared_memory() - before:
         with suppress(FileNotFoundError):
             status = os.stat(f"/dev/shm/{name}")
-            if status.st_uid == os.getuid():  # what others have mapped cannot be seen
+            # What others have mapped cannot be seen, and folders are of who has his scratch there.
+            if status.st_uid == os.getuid() and stat.S_ISREG(status.st_mode):
                 inodes[name] = status.st_ino
     mapped = set()
     for path in Path("/proc").glob("[0-9]*/maps") if inodes else ():
