@@ -189,8 +189,8 @@ def _unmapped(before: set[str]) -> set[str]:
     for name in shared_memory() - before:
         with suppress(FileNotFoundError):
             status = os.stat(f"/dev/shm/{name}")
-            # What others have mapped cannot be seen. A folder is one of somebody who works there.
-            if status.st_uid == os.getuid() and not stat.S_ISDIR(status.st_mode):
+            # What others have mapped cannot be seen, and folders are of who has his scratch there.
+            if status.st_uid == os.getuid() and stat.S_ISREG(status.st_mode):
                 inodes[name] = status.st_ino
     mapped = set()
     for path in Path("/proc").glob("[0-9]*/maps") if inodes else ():
