@@ -80,6 +80,7 @@ def settled(page: Any) -> Any:
 
 def ready(page: Any, what: str, told: Any = None) -> Any:
     """The page, once that is true of one that is loaded: before, no key of it does anything."""
+    page.wait_for_load_state()  # without scripts, what follows looks once
     page.wait_for_function(f"told => document.readyState == 'complete' && {what}", arg=told)
     return page
 
