@@ -410,6 +410,7 @@ def one_case(name: str, number: int, seed: int) -> dict[str, Tally]:
         child = Child(name, seed, folder, number, 1)
         try:
             child.go(HANG_S, 1)
+            child.end()
         finally:
             child.end(kill=True)
     return {name: child.tally}
