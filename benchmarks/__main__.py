@@ -49,6 +49,7 @@ NAMES = (
     "idle",
     "tutorial",
     "coming_from",
+    "damage",
 )  # the most important first
 PARTS = {  # of --only
     "compare": compare.PARTS,

@@ -51,7 +51,7 @@ NAMES = {
     "startup", "listing", "manifest", "order", "workers", "shuffle", "scale", "spans",
     "cluster", "compare", "loader", "pixels", "encoded", "transport", "resident_rows",
     "slow_samples", "meter", "view", "gpu", "gpu_decode", "cores", "idle", "tutorial",
-    "coming_from",
+    "coming_from", "damage",
 }  # fmt: skip
 
 
