@@ -196,9 +196,13 @@ def write_hdf5_checked(images: list[bytes], out: str) -> None:
     starts = np.cumsum([0, *map(len, images)])
     labels = np.array([value_of(image) for image in images])
     with h5py.File(f"{out}/data.h5", "w", libver="latest") as file:
-        file.create_dataset("images", data=joined, chunks=(1 << 14,), fletcher32=True)
-        file.create_dataset("starts", data=starts, chunks=(64,), fletcher32=True)
-        file.create_dataset("labels", data=labels, chunks=(64,), fletcher32=True)
+        for name, values, chunk in (
+            ("images", joined, 1 << 14),
+            ("starts", starts, 64),
+            ("labels", labels, 64),
+        ):
+            chunks = (min(chunk, len(values)),)
+            file.create_dataset(name, data=values, chunks=chunks, fletcher32=True)
 
 
 def read_hdf5_checked(path: str) -> Pairs:
