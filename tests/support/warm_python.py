@@ -212,10 +212,10 @@ def become(asked: tuple[list[str], dict[str, str], str, list[int]], given: list[
     show(env.get(MARK, UNMARKED))
     os.chdir(folder)
     unbuffered = bool(env.get("PYTHONUNBUFFERED"))
-    while arguments[0] in ("-u", "-W"):
-        if arguments.pop(0) == "-u":
+    while arguments[0] in ("-u", "-W", "-B"):  # -B: multiprocessing's, of its environment
+        if (option := arguments.pop(0)) == "-u":
             unbuffered = True
-        else:
+        elif option == "-W":
             sys.warnoptions.append(arguments[0])
             warnings.simplefilter(arguments.pop(0))  # type: ignore[arg-type]
     place(given, numbers)
