@@ -102,6 +102,8 @@ class Fetch:
         # Making all draws of a shared span costs 0.2 us each; making only one's own, 10 us a piece.
         several = policy.budget or partition.sharers * partition.epoch.unit <= 50
         chunk = window.CHUNK if several else 0
+        # No method of its own, which would hold it, and all that waits here, in a cycle.
+        self._numbers = partial(_numbers, self._starts, selection)
         self._new_span = partial(Span, partition.epoch, self._numbers, chunk)
 
     @property
@@ -195,11 +197,6 @@ class Fetch:
         cuts = (np.flatnonzero(shards[1:] != shards[:-1]) + 1).tolist()
         for a, b in pairwise([0, *cuts, len(order)] if len(order) else []):
             yield self.shard(int(shards[a])), records[a:b], order[a:b]
-
-    def _numbers(self, shards: Int64s, records: Int64s) -> Int64s:
-        """Return the numbers of records by their shards, and their places in the epoch's part."""
-        places = self._starts[shards] + records
-        return places if self._selection is None else self._selection.at(places)
 
     def _batches(self) -> Iterator[_BatchPlan]:
         """Yield the plan of each batch; without a batch_size, one plan for many steps."""
@@ -295,6 +292,14 @@ class _Batch(NamedTuple):
     @property
     def size(self) -> int:
         return len(self.rows[NUMBER])
+
+
+def _numbers(
+    starts: Int64s, selection: Selection | None, shards: Int64s, records: Int64s
+) -> Int64s:
+    """Return the numbers of records by their shards, and their places in the epoch's part."""
+    places = starts[shards] + records
+    return places if selection is None else selection.at(places)
 
 
 def _warn_of_requests(partition: Partition | RowRanges, mean_bytes: float, url: str) -> None:

@@ -363,7 +363,6 @@ def test_verify_and_cat_report_damage(made: Made, copy: Path, capfd: Any) -> Non
     assert str(path) in capfd.readouterr().out
     assert main(["verify", str(copy), "--jobs", "1", "--sha256", "--json"]) == 3
     damages = json.loads(capfd.readouterr().out)["damages"]
-    assert any("SHA-256" in one["what"] for one in damages)
     hit = {first + one["record"] for one in damages if one["record"] is not None}
     assert 140 in hit or (hit and not found)
     assert main(["cat", str(copy), str(min(hit))]) == 3

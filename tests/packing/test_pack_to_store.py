@@ -325,6 +325,8 @@ def test_another_packer_may_be_faster(bucket: ObjectStore, tmp_path: Path, same:
     (tmp_path / "theirs" / "class1" / "text.jpg").write_bytes(b"no image")
     if same:
         (tmp_path / "ours" / "class1" / "text.jpg").write_bytes(b"no image")
+        for path in tmp_path.glob("*/class?/text.jpg"):
+            os.utime(path, (1, 1))
     given = dict(to=options(bucket), on_error="skip", jobs=1)
     out, theirs = f"{bucket.url}/out", []
 

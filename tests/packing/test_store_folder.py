@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -111,10 +112,17 @@ def pack(url: str, out: Path, given: Storage, **options: Any) -> Path:
 
 
 def same(store: ObjectStore, there: Path, tmp_path: Path, name: str, **options: Any) -> None:
-    """Pack a folder from the store and from disk; all files are the same."""
+    """Pack a folder from the store and from disk; all files are the same.
+
+    But for times of files that were left out: a store has its own.
+    """
     shardio.pack(there / name, tmp_path / "disk", **options)
     out = pack(f"{store.url}/{name}", tmp_path / "bucket", storage(store), **options)
-    assert content(out) == content(tmp_path / "disk")
+    both = content(out), content(tmp_path / "disk")
+    for found in both:
+        if (listed := found.get(b"rejected.jsonl")) is not None:
+            found[b"rejected.jsonl"] = re.sub(rb', "time": -?\d+', b"", listed)
+    assert both[0] == both[1]
 
 
 @pytest.mark.parametrize("name", ["classes", "splits", "groups", "masks", "flat", "large"])
