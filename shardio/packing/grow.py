@@ -762,14 +762,12 @@ def _left_out(one: Split) -> journal.OwnList | None:
         return None
     has = {key for key, numbers in one.alike(listed).items() if not gone.issuperset(numbers)}
     tried = {} if one.job is None else journal.files_in(one.job.plan, listed)
-    # Of a record that stays since its new file is bad: a list of ours alone has a size and time.
-    now = dict.fromkeys(has & left_out.keys(), (0, 0)) | dict(files)
-    now |= {key: of for key, of in tried.items() if key in left_out and of[1]}
+    now = dict(files) | {key: of for key, of in tried.items() if key in left_out and of[1]}
     done = tried.keys() - left_out.keys()
     if one.source_keys is not None:  # so what is bad still was looked at
         done |= (listed.keys() - one.source_keys) | (has - left_out.keys() - one.known_bad)
     after = sorted((key, why) for key, why in listed.items() if key not in done)
-    now = {key: now[key] for key, _ in after if key in now}
+    now = {key: now.get(key, journal.UNKNOWN) for key, _ in after}
     return None if (after, now) == (sorted(before), files) else (after, now)
 
 

@@ -383,7 +383,8 @@ def _list_left_out(
     old, noted = before or ([], {})
     left = {key: why for key, why in old if key in still} | dict(problems)
     about = zip(there.sizes.tolist(), there.mtimes.tolist(), strict=True)
-    files = {key: of for key, of in zip(there.keys, about, strict=True) if key in left}
+    files = dict.fromkeys(left, journal.UNKNOWN)
+    files |= {key: of for key, of in zip(there.keys, about, strict=True) if key in left}
     if left and (sorted(left.items()), files) != (old, noted):
         journal.write_rejected(place, sorted(left.items()), files=files)
     elif before is not None and not left:

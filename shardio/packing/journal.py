@@ -74,6 +74,10 @@ Reopen = Callable[[str, str, Plain, Plain], Source]  # kind of source, split, de
 
 WORK = ".shardio-append"  # in a dataset: the directory where shards for it are built
 REJECTED = "rejected.jsonl"
+UNKNOWN = (
+    0,
+    0,
+)  # size and time of a file in it: a list without them is a user's, if a record is of it
 PLANNED = ".shardio-planned"
 _SHOWN = 10  # files that are named
 _MOST = 1 << 30  # bytes of a file that is read whole
