@@ -23,8 +23,8 @@ from ..storage.location import local_path
 from ..storage.options import Storage
 from ..storage.remote import RemoteLocation
 from ..units import check_bool, check_int, show_count
-from . import append, journal, output_dir, update
-from .grow import Changes, Notes, Split, commit_grown, grown_lines
+from . import append, journal, output_dir
+from .grow import Split, commit_grown, grown_lines
 from .job import Job, Run
 from .journal import WORK
 from .missing import Waiting, not_begun
@@ -235,11 +235,6 @@ def _own_jobs(
 
 # --- what is added to a dataset -------------------------------------------------------------------
 
-_COMMANDS: dict[str, tuple[Changes, Notes]] = {
-    "append": (append.changes, append.noted),
-    "update": (update.changes, update.noted),
-}
-
 
 def _grown(top: Place, built: Mapping[str, Job]) -> list[Split]:
     """Return a dataset, or its splits, with what parts built for it, by the names of splits."""
@@ -262,7 +257,7 @@ def _commit_grown(top: Place, work: list[Split]) -> list[Packed]:
         if one.job is not None and not one.job.result.already:
             one.take(one.job.plan)
     command = jobs[0].plan.command if jobs else "append"
-    done = commit_grown(top, work, command, *_COMMANDS[command])
+    done = commit_grown(top, work, command)
     results = list[Packed]()
     for one in work:
         if one.job is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -114,9 +114,19 @@ class Split:
         """
         if not self.takes(plan) or plan.shards or plan.differences is None:
             return self.takes(plan)
-        found = plan.differences()
+        found = self._checked(plan.differences())
         dropped = load_excluded(self.place.location, self.base)
         return len(np.setdiff1d(found.gone, dropped)) > 0 or self._is_to_note(found)
+
+    def _checked(self, found: Differences) -> Differences:
+        """Return what a plan of an update found. Raises DamageError: of records that are not."""
+        numbers = np.concatenate([found.gone, found.noted])
+        if np.any((numbers < 0) | (numbers >= self.base.stored_records)):
+            raise DamageError(
+                f"{printable(self.work)}: the plan of an update is of records that there are "
+                "not. `shardio update --restart` drops it"
+            )
+        return found
 
     def takes(self, plan: Plan) -> bool:
         """Return whether the shards of a plan go behind those that there are."""
@@ -199,13 +209,7 @@ class Split:
         if not self.takes(plan):
             raise self.overtaken()
         if plan.differences is not None:
-            found = plan.differences()
-            numbers = np.concatenate([found.gone, found.noted])
-            if np.any((numbers < 0) | (numbers >= self.base.stored_records)):
-                raise DamageError(
-                    f"{printable(self.work)}: the plan of an update is of records that there are "
-                    "not. `shardio update --restart` drops it"
-                )
+            found = self._checked(plan.differences())
             dropped = load_excluded(self.place.location, self.base)
             self.gone = np.setdiff1d(found.gone, dropped)
             self.differences = found._replace(gone=self.gone)
@@ -265,10 +269,6 @@ class Call:
     check_images: bool = False  # else as the dataset was packed
     on_duplicate: str = "replace"  # as of `append`
     command: str = "append"
-
-
-Changes = Callable[[Split, int], Mapping[str, int]]  # of a split with so many new records
-Notes = Callable[[Split, int], SourceNotes | None]  # of the files of all its records, so many
 
 
 @dataclass
@@ -359,9 +359,7 @@ class Growth:
         """Return the path or URL of the dataset, for messages."""
         return self.place.url
 
-    def build_and_commit(
-        self, command: str, changes: Changes, notes: Notes = lambda one, records: None
-    ) -> Grown:
+    def build_and_commit(self) -> Grown:
         """Build the shards of what is new, and commit them, split by split.
 
         Raises as `build` does.
@@ -371,7 +369,7 @@ class Growth:
                 journal.refuse_rejected(one.place.location, False)
         with resumable(self.place.location.remote), contextlib.ExitStack() as owners:
             self.build(owners)
-            done = commit_grown(self.place, self.work, command, changes, notes)
+            done = commit_grown(self.place, self.work, self.call.command)
             remove_unpacked(self.unpacked)
             if self.call.work_dir is not None:
                 output_dir.remove_working_directory(local_path(self.call.work_dir), [""])
@@ -629,9 +627,7 @@ def _remove_others(one: Split, whole: bool) -> None:
         output_dir.remove_working_directory(one.work, [""])
 
 
-def commit_grown(
-    place: Place, work: Sequence[Split], command: str, changes: Changes, notes: Notes
-) -> Grown:
+def commit_grown(place: Place, work: Sequence[Split], command: str) -> Grown:
     """Commit the shards that were built for splits, and what else becomes of their records.
 
     What is left of the building goes when all are committed. Raises BusyError.
@@ -645,7 +641,7 @@ def commit_grown(
         changed = one.job is not None and not one.job.result.already and one.built
         if changed or one.classes != one.base.classes or len(one.gone) or one.must_commit:
             with changing(one.place) as newest:
-                _add_shards(one, newest, done, command, changes, notes)
+                _add_shards(one, newest, done, command)
         elif _left_out(one) is not None:
             with changing(one.place):
                 _list_left_out(one)
@@ -661,9 +657,7 @@ def commit_grown(
     return done
 
 
-def _add_shards(
-    one: Split, newest: Manifest, done: Grown, command: str, changes: Changes, notes: Notes
-) -> None:
+def _add_shards(one: Split, newest: Manifest, done: Grown, command: str) -> None:
     """Put new shards beside the others, and commit them.
 
     They keep their names where they were built, too, until that is cleaned up: killed before the
@@ -689,12 +683,14 @@ def _add_shards(
     one.place.add(one.work, [info.name for info in infos])
     after = manifest.extended(newest, infos, sum(shard.blob_bytes for shard in built), one.classes)
     dropped = load_excluded(one.place.location, newest)
-    if (known := notes(one, after.stored_records)) is not None:
+    if (known := _noted(one, after.stored_records)) is not None:
         known = known.without(erased_numbers(Reader(one.place.location, newest)))
     after, files = with_excluded(after, np.union1d(dropped, one.gone), known)
     added = sum(info.records for info in infos)
     _list_left_out(one)
-    new = commit(one.place, newest, after, command, changes(one, added), files)
+    dropped = 0 if one.differences is None else len(one.differences.gone)
+    changes = {"added": added, "replaced": len(one.gone) - dropped, "dropped": dropped}
+    new = commit(one.place, newest, after, command, changes, files)
     done.versions[one.name] = new.version_id
     done.added += added
     done.shards += len(infos)
@@ -789,11 +785,18 @@ def leave_out_rejected(growth: Growth) -> int:
     return count
 
 
-def note_new(one: Split, notes: SourceNotes) -> None:
-    """Note the sizes and times of the files that the new records of a split are of."""
+def _noted(one: Split, records: int) -> SourceNotes | None:
+    """Return the sizes and times of the files of all records, of so many; None: not noted.
+
+    An update notes those that stay; those of new records are noted where others are.
+    """
+    notes, found = load_sources(one.place.location, one.base), one.differences
     number, job = one.base.stored_records, one.job
-    if job is None:
-        return
+    if job is None or (found is None and (notes is None or job.plan.options.source not in PLAIN)):
+        return None
+    notes = (notes or SourceNotes(NONE, NONE)).grown(records)
+    if found is not None:
+        notes.sizes[found.noted], notes.times[found.noted] = found.sizes, found.times
     left_out = {key for key, _ in job.problems}
     for rows in job.plan.all_rows():
         columns = rows.keys, rows.sizes.tolist(), rows.mtimes.tolist()
@@ -801,6 +804,7 @@ def note_new(one: Split, notes: SourceNotes) -> None:
             if key not in left_out:
                 notes.put(number, size, changed_ns)
                 number += 1
+    return notes
 
 
 def built_line(out: str, records: int, shards: int, part: tuple[int, int], seconds: float) -> str:

@@ -97,6 +97,7 @@ _KINDS: dict[str, Any] = {
     "command": str,
     "base": bytes,
 }
+_COMMANDS = ("pack", "append", "update", "compact")  # of which there are plans
 # What is raised by reading values that are not those that were written.
 _UNFIT = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
 _SHARD = re.compile(r"([0-9]{5,})-[0-9a-f]{8}(\..+)")  # number, start of its content's hash, ending
@@ -346,6 +347,8 @@ def _check(header: Plain) -> None:
     names = (options.source, options.split, *options.splits, *(header["classes"] or ()))
     if {*map(type, names)} - {str} or options.format not in manifest.SUFFIXES:
         raise ValueError("its options or classes are of another type")
+    if header["command"] not in _COMMANDS:
+        raise ValueError(f"its command is {printable(repr(header['command']))}")
     for name, kind in _KINDS.items():
         if not isinstance(header[name], kind):
             raise ValueError(f"{name} is of another type")

@@ -38,7 +38,6 @@ from .grow import (
     grow,
     grown_lines,
     leave_out_rejected,
-    note_new,
 )
 from .options import ADVICE, PackOptions, PathLike, SourceOptions
 from .parts import Announce, PartOptions
@@ -190,7 +189,7 @@ def update(
     elif part is not None:
         done.built = growth.build_part(done)
     else:
-        committed = growth.build_and_commit("update", changes, noted)
+        committed = growth.build_and_commit()
         done.shards, done.bytes = committed.shards, committed.bytes
         done.rejected, done.versions = committed.rejected, committed.versions
         for each in found:
@@ -412,20 +411,3 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return np.array_equal(one, other)
     return bool(one == other)
-
-
-def changes(one: Split, added: int) -> dict[str, int]:
-    """Return the counts of a commit that added so many records."""
-    dropped = 0 if one.differences is None else len(one.differences.gone)
-    return {"added": added, "replaced": len(one.gone) - dropped, "dropped": dropped}
-
-
-def noted(one: Split, records: int) -> SourceNotes | None:
-    """Return the sizes and times of the files of all records, of so many, as they are now."""
-    if (found := one.differences) is None:
-        return None
-    there = load_sources(one.place.location, one.base) or SourceNotes(NONE, NONE)
-    notes = there.grown(records)
-    notes.sizes[found.noted], notes.times[found.noted] = found.sizes, found.times
-    note_new(one, notes)
-    return notes

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from shardio import (
     pack,
     verify,
 )
-from shardio.packing import versions
+from shardio.packing import journal, versions
 from shardio.packing.drop import drop
 from shardio.packing.journal import WORK
 from shardio.packing.plan import Differences
@@ -664,6 +665,7 @@ def test_what_a_forged_plan_says_of_records_is_an_error(
     for found in (
         {"gone": np.array([24])},
         {"noted": np.array([-1]), "sizes": np.array([1]), "times": np.array([1])},
+        {"noted": np.array([999]), "sizes": np.array([1]), "times": np.array([1])},
         {"times": np.array([1])},
         {"gone": [1]},
         {"must_commit": 1},
@@ -674,6 +676,33 @@ def test_what_a_forged_plan_says_of_records_is_an_error(
         with pytest.raises(DamageError, match="--restart` drops it"):
             commit(out)
     assert log(out).versions == before
+
+
+def test_a_forged_plan_of_no_shards_is_an_error_too(
+    out: Path, source: Path, monkeypatch: Any
+) -> None:
+    update(source, out)
+    (source / "class0/001.jpg").unlink()
+    found = {"gone": np.array([], np.int64), "must_commit": True}
+    found |= {"noted": np.array([999]), "sizes": np.array([1]), "times": np.array([1])}
+    with monkeypatch.context() as patch:
+        patch.setattr("shardio.packing.plan.Differences._asdict", _forged(found))
+        update(source, out, part="1/1")
+    with pytest.raises(DamageError, match=r"of records that there are not.*--restart` drops it"):
+        commit(out)
+    assert update(source, out, restart=True).gone == 1
+
+
+def test_a_plan_of_an_unknown_command_is_an_error(
+    out: Path, more: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        real = journal.dump
+        patch.setattr(journal, "dump", lambda one: real(replace(one, command="merge")))
+        append(more, out, part="1/1", jobs=1)
+    with pytest.raises(DamageError, match=r"its command is 'merge'\. .*--restart"):
+        commit(out)
+    append(more, out, restart=True)
 
 
 def _forged(found: Any) -> Any:
