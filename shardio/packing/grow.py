@@ -688,8 +688,8 @@ def _add_shards(one: Split, newest: Manifest, done: Grown, command: str) -> None
     after, files = with_excluded(after, np.union1d(dropped, one.gone), known)
     added = sum(info.records for info in infos)
     _list_left_out(one)
-    dropped = 0 if one.differences is None else len(one.differences.gone)
-    changes = {"added": added, "replaced": len(one.gone) - dropped, "dropped": dropped}
+    gone = 0 if one.differences is None else len(one.differences.gone)
+    changes = {"added": added, "replaced": len(one.gone) - gone, "dropped": gone}
     new = commit(one.place, newest, after, command, changes, files)
     done.versions[one.name] = new.version_id
     done.added += added
