@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..errors import BusyError, NotPackedError, OptionError, printable
+from ..errors import BusyError, DamageError, NotPackedError, OptionError, printable
 from ..formats import manifest
 from ..formats.version import history
 from ..storage import lock
@@ -177,7 +177,7 @@ def _begun_splits(begun: _Begun) -> tuple[list[str], bool]:
     splits, appends = output_dir.begun_splits(out, within), within != ""
     for name in splits or [""]:
         folder = output_dir.building_folder(out, name, within)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, DamageError):  # which its owner is told
             appends = journal.parse(lock.head(folder), folder).command != "pack"
             break
     if appends and splits:  # what came while parts were begun is known to some of them only
