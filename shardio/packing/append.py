@@ -69,7 +69,8 @@ class Appended(Summary):
             lines.append(f"{show_count(self.skipped, 'record')} {were} there, by their keys")
         if self.hidden:
             lines.append(f"{show_count(self.hidden, 'record')} had been dropped, and stay so")
-        lines += grown_lines(self.classes, self.rejected, self.rejected_before)
+        committed = not (self.dry_run or self.planned or self.part)
+        lines += grown_lines(self.classes, self.rejected, self.rejected_before, committed)
         lines += version_lines(self.versions)
         return "\n".join(lines)
 
@@ -147,7 +148,7 @@ def append(
         on_duplicate=on_duplicate,
     )
     growth = grow(source, out, call)
-    done = Appended(growth.folder, dry_run=dry_run, planned=plan)
+    done = Appended(growth.folder, dry_run=dry_run, planned=plan and not dry_run)
     done.classes = [] if part is not None else growth.new_classes  # which the commit says
     done.rejected_before = leave_out_rejected(growth)
     _choose(growth, on_duplicate, done)

@@ -70,7 +70,7 @@ def commit(
     parts = None if parts is None else check_int("parts", parts)
     run = Run(processes(jobs), overwrite, PlanOptions(), parts=parts, quick=quick)
     begun = _begun(find_place(out, storage), work_dir)
-    if wait_s is None:
+    if wait_s is None or (_is_packed(begun) and not overwrite):
         return _commit_parts(begun, run, progress)
     began, waiting = time.monotonic(), Waiting(begun.folder, parts, overwrite, begun.within)
     while True:
@@ -104,6 +104,19 @@ def _begun(top: Place, work_dir: PathLike | None) -> _Begun:
             "--work-dir DIR"
         )
     return _Begun(top, given, "")
+
+
+def _is_packed(begun: _Begun) -> bool:
+    """Return whether a dataset is in a store, and no part has begun: nobody has to be waited for.
+
+    Of a directory the wait finds it.
+    """
+    top, folder, _ = begun
+    begins = os.path.lexists(os.path.join(folder, lock.JOURNAL))
+    if top.location.remote and not begins and not output_dir.begun_splits(folder):
+        with contextlib.suppress(NotPackedError):
+            return bool(top.datasets())
+    return False
 
 
 def _within(out: str) -> str:
@@ -272,7 +285,7 @@ def _commit_grown(top: Place, work: list[Split]) -> list[Packed]:
             result.already, result.version = True, _version_by(command, one.place)
         elif result.committed:
             new = (one.classes or ())[len(one.base.classes or ()) :]
-            result.notes += [*grown_lines([] if results else new, [], 0), *_gone_lines(one)]
+            result.notes += [*grown_lines([] if results else new, [], 0, True), *_gone_lines(one)]
         results.append(result)
     return results
 

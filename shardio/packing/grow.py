@@ -348,11 +348,13 @@ class Growth:
         done: the result of the call, which says what was built. Raises as `build` does.
         """
         with contextlib.ExitStack() as owners:
-            results = [job.result for job in self.build(owners)]
+            jobs = self.build(owners)
+        results = [job.result for job in jobs]
         done.part = self.run.plan.chosen
         done.shards = sum(one.built + one.kept for one in results)
         done.rejected = [problem for one in results for problem in one.rejected]
-        return sum(one.records for one in results)
+        infos = (one.info for job in jobs for one in job.built)
+        return sum(info.records for info in infos if info is not None)
 
     @property
     def folder(self) -> str:
@@ -815,11 +817,11 @@ def built_line(out: str, records: int, shards: int, part: tuple[int, int], secon
 
 
 def grown_lines(
-    classes: Sequence[str], rejected: Sequence[tuple[str, str]], before: int
+    classes: Sequence[str], rejected: Sequence[tuple[str, str]], before: int, committed: bool
 ) -> list[str]:
     """Say which classes are new, and how many files were left out, now and before."""
     lines = [f"new classes: {some(classes)}"] if classes else []
-    return lines + journal.left_out_lines(rejected, before)
+    return lines + journal.left_out_lines(rejected, before, committed)
 
 
 def some(names: Sequence[str]) -> str:

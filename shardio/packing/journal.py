@@ -644,14 +644,17 @@ def without_rejected(place: Target, listing: Listing) -> tuple[Listing, set[byte
     return rest, before
 
 
-def left_out_lines(rejected: Sequence[tuple[str, str]], before: int) -> list[str]:
+def left_out_lines(
+    rejected: Sequence[tuple[str, str]], before: int, committed: bool = True
+) -> list[str]:
     """Say which files were left out, and how many were so before."""
     lines = []
     if rejected:
         lines.append(f"{show_count(len(rejected), 'file')} left out:")
         lines += [f"  {printable(key)}: {why}" for key, why in rejected[:_SHOWN]]
         lines += [f"  ... and {len(rejected) - _SHOWN:,} more"] * (len(rejected) > _SHOWN)
-        lines.append(f"{REJECTED} lists them; a record that is there stays")
+        lists = "lists them" if committed else "is to list them, once this is committed"
+        lines.append(f"{REJECTED} {lists}; a record that is there stays")
     if before:
         files = show_count(before, "file")
         lines.append(f"{files} left out before, and not changed; in {REJECTED}")

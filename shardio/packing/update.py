@@ -96,7 +96,8 @@ class Updated(Summary):
             lines.append(f"planned: {show_count(self.shards, 'new shard')}")
         elif self.shards and not self.part:
             lines.append(f"{show_count(self.shards, 'new shard')}, {show_size(self.bytes)}")
-        lines += grown_lines(self.classes, self.rejected, self.rejected_before)
+        committed = not (self.dry_run or self.planned or self.part)
+        lines += grown_lines(self.classes, self.rejected, self.rejected_before, committed)
         if self.dry_run:
             lines.append("nothing was changed, since this is a dry run")
         lines += version_lines(self.versions)
@@ -168,7 +169,8 @@ def update(
         command="update",
     )
     growth = grow(source, out, call)
-    done = Updated(growth.folder, kept=gone == "keep", dry_run=dry_run, planned=plan)
+    done = Updated(growth.folder, kept=gone == "keep", dry_run=dry_run)
+    done.planned = plan and not dry_run
     done.classes = [] if part is not None else growth.new_classes  # which the commit says
     found = list[_Found]()
     if any(one.job is not None for one in growth.work):

@@ -711,6 +711,29 @@ def test_a_plan_of_an_unknown_command_is_an_error(
     append(more, out, restart=True)
 
 
+def test_what_parts_leave_out_is_told_as_it_is(out: Path, source: Path) -> None:
+    bad = plant(source, {"class0/bad.jpg": b"no image"}) / "class0/bad.jpg"
+    done = update(source, out, part="1/1", on_error="skip")
+    assert done.built == 0 and f"{out}: 0 records built (1 of 1, not committed)" in str(done)
+    assert "rejected.jsonl is to list them, once this is committed" in str(done)
+    assert commit(out)[0].committed
+    update(source, out, part="1/1", on_error="skip")
+    (again,) = commit(out)
+    assert not again.committed and "no new version: all new files were left out" in str(again)
+    assert "rejected.jsonl lists them" in str(update(source, out, on_error="skip", checksum=True))
+    bad.write_bytes(noise("good", 300))
+    for grow in (append, update):
+        tried = grow(
+            source,
+            out,
+            plan=True,
+            dry_run=True,
+            **({"on_duplicate": "skip"} if grow is append else {}),
+        )
+        assert tried.dry_run and not tried.planned and "planned" not in str(tried)
+        assert "shard" not in str(tried)
+
+
 def _forged(found: Any) -> Any:
     real = Differences._asdict
     return lambda one: real(one) | found
