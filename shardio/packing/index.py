@@ -320,7 +320,6 @@ def _index_first(
         infos = [one.info for one in scanned if one.info is not None]
         done.shards, done.records = len(infos), sum(info.records for info in infos)
         done.bytes = sum(info.size for info in infos)
-
         if shards is None:
             journal.remove_rejected(LocalDirectory(folder))  # of the index that is replaced
             _write_manifest(done, manifest_of(found, scanned, how.fields, dataset_id), overwrite)

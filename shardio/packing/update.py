@@ -27,7 +27,7 @@ from ..formats.sample import Sample
 from ..formats.version import NONE, SourceNotes, load_sources
 from ..names import KEY
 from ..storage.options import Storage
-from ..units import Summary, check_bool, refuse_options, show_count, show_size
+from ..units import Summary, check_bool, check_choice, refuse_options, show_count, show_size
 from . import process_pool
 from .grow import (
     PLAIN,
@@ -49,7 +49,6 @@ from .versions import version_lines
 _PIECE = 256  # files, or
 _TOLD = 64  # files between two looks at whether to stop
 _PIECE_BYTES = 32 << 20  # bytes that one process reads and compares at a time
-_CHOICES = (None, "drop", "keep")
 
 
 @dataclass(repr=False)
@@ -155,8 +154,7 @@ def update(
     check_bool(assume_unchanged=assume_unchanged, check_images=check_images)
     if checksum and assume_unchanged:
         raise OptionError("--checksum compares all files, --assume-unchanged none: give one")
-    if gone not in _CHOICES:
-        raise OptionError(f"gone is {printable(repr(gone))}; expected 'drop' or 'keep'")
+    check_choice("gone", gone, None, "drop", "keep")
     share = PartOptions(part=part, parts=parts, stagger_s=stagger_s)
     if plan and part is not None:
         raise OptionError("part: a plan is of all parts; give it to `shardio update` without plan")
