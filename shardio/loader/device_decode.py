@@ -141,11 +141,10 @@ class NvImgCodec(Decoder):
         # Their memory is not torch's, which would know that the stream still reads it. So they are
         # kept until the next call, when all work on the stream is done.
         self._images = []
-        self._images = self._decoder.decode(
-            [one for one in streams if one], params=self._as_stored, cuda_stream=stream
-        )
+        if opened := [one for one in streams if one is not None]:
+            self._images = self._decoder.decode(opened, params=self._as_stored, cuda_stream=stream)
         decoded = iter(self._images)
-        return [next(decoded) if one else None for one in streams]
+        return [None if one is None else next(decoded) for one in streams]
 
     def _parsed(self, file: NDArray[np.uint8]) -> Any:
         """Return a file as the library reads it; None where its header is none, which raises."""

@@ -12,12 +12,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..errors import OptionError, printable
-from ..formats.version import SourceNotes, load_sources
 from ..names import key_text
 from ..storage.options import Storage
 from ..units import Summary, check_bool, check_choice, refuse_options, show_count, show_size
 from .grow import (
-    PLAIN,
     Call,
     Growth,
     Split,
@@ -25,7 +23,6 @@ from .grow import (
     grow,
     grown_lines,
     leave_out_rejected,
-    note_new,
     some,
 )
 from .options import ADVICE, PathLike, SourceOptions
@@ -72,7 +69,8 @@ class Appended(Summary):
             lines.append(f"{show_count(self.skipped, 'record')} {were} there, by their keys")
         if self.hidden:
             lines.append(f"{show_count(self.hidden, 'record')} had been dropped, and stay so")
-        lines += grown_lines(self.classes, self.rejected, self.rejected_before)
+        committed = not (self.dry_run or self.planned or self.part)
+        lines += grown_lines(self.classes, self.rejected, self.rejected_before, committed)
         lines += version_lines(self.versions)
         return "\n".join(lines)
 
@@ -150,7 +148,7 @@ def append(
         on_duplicate=on_duplicate,
     )
     growth = grow(source, out, call)
-    done = Appended(growth.folder, dry_run=dry_run, planned=plan)
+    done = Appended(growth.folder, dry_run=dry_run, planned=plan and not dry_run)
     done.classes = [] if part is not None else growth.new_classes  # which the commit says
     done.rejected_before = leave_out_rejected(growth)
     _choose(growth, on_duplicate, done)
@@ -163,7 +161,7 @@ def append(
         done.added = growth.build_part(done)
         done.replaced = 0  # which the commit does
     else:
-        committed = growth.build_and_commit("append", changes, noted)
+        committed = growth.build_and_commit()
         done = replace(done, **vars(committed), classes=growth.new_classes)
         done.replaced = sum(len(one.gone) for one in growth.work)
     done.seconds = time.monotonic() - began
@@ -235,21 +233,6 @@ def _leave_out_finished(one: Split) -> None:
     pairs = enumerate(zip(listing.keys, about, strict=True))
     left = [at for at, (key, of) in pairs if one.finished.get(key) != of]
     one.listing = listing.take(np.array(left, np.int64))
-
-
-def changes(one: Split, added: int) -> dict[str, int]:
-    """Return the counts of a commit that appended so many records."""
-    return {"added": added, "replaced": len(one.gone)}
-
-
-def noted(one: Split, records: int) -> SourceNotes | None:
-    """Note the files of the new records, where those of others are noted."""
-    notes = load_sources(one.place.location, one.base)
-    if notes is None or one.job is None or one.job.plan.options.source not in PLAIN:
-        return None
-    notes = notes.grown(records)
-    note_new(one, notes)
-    return notes
 
 
 def replaced_line(count: int) -> str:

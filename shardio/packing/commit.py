@@ -14,14 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..errors import (
-    BusyError,
-    DamageError,
-    NotPackedError,
-    OptionError,
-    VersionError,
-    printable,
-)
+from ..errors import BusyError, DamageError, NotPackedError, OptionError, printable
 from ..formats import manifest
 from ..formats.version import history
 from ..storage import lock
@@ -30,8 +23,8 @@ from ..storage.location import local_path
 from ..storage.options import Storage
 from ..storage.remote import RemoteLocation
 from ..units import check_bool, check_int, show_count
-from . import append, journal, output_dir, update
-from .grow import Changes, Notes, Split, commit_grown, grown_lines
+from . import append, journal, output_dir
+from .grow import Split, commit_grown, grown_lines
 from .job import Job, Run
 from .journal import WORK
 from .missing import Waiting, not_begun
@@ -77,7 +70,7 @@ def commit(
     parts = None if parts is None else check_int("parts", parts)
     run = Run(processes(jobs), overwrite, PlanOptions(), parts=parts, quick=quick)
     begun = _begun(find_place(out, storage), work_dir)
-    if wait_s is None:
+    if wait_s is None or (_is_packed(begun) and not overwrite):
         return _commit_parts(begun, run, progress)
     began, waiting = time.monotonic(), Waiting(begun.folder, parts, overwrite, begun.within)
     while True:
@@ -111,6 +104,19 @@ def _begun(top: Place, work_dir: PathLike | None) -> _Begun:
             "--work-dir DIR"
         )
     return _Begun(top, given, "")
+
+
+def _is_packed(begun: _Begun) -> bool:
+    """Return whether a dataset is in a store, and no part has begun: nobody has to be waited for.
+
+    Of a directory the wait finds it.
+    """
+    top, folder, _ = begun
+    begins = os.path.lexists(os.path.join(folder, lock.JOURNAL))
+    if top.location.remote and not begins and not output_dir.begun_splits(folder):
+        with contextlib.suppress(NotPackedError):
+            return bool(top.datasets())
+    return False
 
 
 def _within(out: str) -> str:
@@ -184,7 +190,7 @@ def _begun_splits(begun: _Begun) -> tuple[list[str], bool]:
     splits, appends = output_dir.begun_splits(out, within), within != ""
     for name in splits or [""]:
         folder = output_dir.building_folder(out, name, within)
-        with contextlib.suppress(FileNotFoundError, DamageError, VersionError):  # told when owned
+        with contextlib.suppress(FileNotFoundError, DamageError):  # which its owner is told
             appends = journal.parse(lock.head(folder), folder).command != "pack"
             break
     if appends and splits:  # what came while parts were begun is known to some of them only
@@ -242,11 +248,6 @@ def _own_jobs(
 
 # --- what is added to a dataset -------------------------------------------------------------------
 
-_COMMANDS: dict[str, tuple[Changes, Notes]] = {
-    "append": (append.changes, append.noted),
-    "update": (update.changes, update.noted),
-}
-
 
 def _grown(top: Place, built: Mapping[str, Job]) -> list[Split]:
     """Return a dataset, or its splits, with what parts built for it, by the names of splits."""
@@ -269,7 +270,7 @@ def _commit_grown(top: Place, work: list[Split]) -> list[Packed]:
         if one.job is not None and not one.job.result.already:
             one.take(one.job.plan)
     command = jobs[0].plan.command if jobs else "append"
-    done = commit_grown(top, work, command, *_COMMANDS[command])
+    done = commit_grown(top, work, command)
     results = list[Packed]()
     for one in work:
         if one.job is None:
@@ -284,7 +285,7 @@ def _commit_grown(top: Place, work: list[Split]) -> list[Packed]:
             result.already, result.version = True, _version_by(command, one.place)
         elif result.committed:
             new = (one.classes or ())[len(one.base.classes or ()) :]
-            result.notes += [*grown_lines([] if results else new, [], 0), *_gone_lines(one)]
+            result.notes += [*grown_lines([] if results else new, [], 0, True), *_gone_lines(one)]
         results.append(result)
     return results
 

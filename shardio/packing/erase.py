@@ -202,7 +202,6 @@ class Erasing:
         with contextlib.closing(open_shard(one.format, opening, part.info)) as shard:
             assert isinstance(shard, RecordShard)
             gone, blobs = {*records.tolist()}, 0
-
             own = folder, token, one.stored_schema, one.dataset_id, part.number, one.format
             with ShardWriter(*own, version=ERASED) as writer:
                 for record, stored in enumerate(shard.stored(0, shard.records)):

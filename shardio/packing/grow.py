@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -114,9 +114,19 @@ class Split:
         """
         if not self.takes(plan) or plan.shards or plan.differences is None:
             return self.takes(plan)
-        found = plan.differences()
+        found = self._checked(plan.differences())
         dropped = load_excluded(self.place.location, self.base)
         return len(np.setdiff1d(found.gone, dropped)) > 0 or self._is_to_note(found)
+
+    def _checked(self, found: Differences) -> Differences:
+        """Return what a plan of an update found. Raises DamageError: of records that are not."""
+        numbers = np.concatenate([found.gone, found.noted])
+        if np.any((numbers < 0) | (numbers >= self.base.stored_records)):
+            raise DamageError(
+                f"{printable(self.work)}: the plan of an update is of records that there are "
+                "not. `shardio update --restart` drops it"
+            )
+        return found
 
     def takes(self, plan: Plan) -> bool:
         """Return whether the shards of a plan go behind those that there are."""
@@ -199,13 +209,7 @@ class Split:
         if not self.takes(plan):
             raise self.overtaken()
         if plan.differences is not None:
-            found = plan.differences()
-            numbers = np.concatenate([found.gone, found.noted])
-            if np.any((numbers < 0) | (numbers >= self.base.stored_records)):
-                raise DamageError(
-                    f"{printable(self.work)}: the plan of an update is of records that there are "
-                    "not. `shardio update --restart` drops it"
-                )
+            found = self._checked(plan.differences())
             dropped = load_excluded(self.place.location, self.base)
             self.gone = np.setdiff1d(found.gone, dropped)
             self.differences = found._replace(gone=self.gone)
@@ -265,10 +269,6 @@ class Call:
     check_images: bool = False  # else as the dataset was packed
     on_duplicate: str = "replace"  # as of `append`
     command: str = "append"
-
-
-Changes = Callable[[Split, int], Mapping[str, int]]  # of a split with so many new records
-Notes = Callable[[Split, int], SourceNotes | None]  # of the files of all its records, so many
 
 
 @dataclass
@@ -348,20 +348,20 @@ class Growth:
         done: the result of the call, which says what was built. Raises as `build` does.
         """
         with contextlib.ExitStack() as owners:
-            results = [job.result for job in self.build(owners)]
+            jobs = self.build(owners)
+        results = [job.result for job in jobs]
         done.part = self.run.plan.chosen
         done.shards = sum(one.built + one.kept for one in results)
         done.rejected = [problem for one in results for problem in one.rejected]
-        return sum(one.records for one in results)
+        infos = (one.info for job in jobs for one in job.built)
+        return sum(info.records for info in infos if info is not None)
 
     @property
     def folder(self) -> str:
         """Return the path or URL of the dataset, for messages."""
         return self.place.url
 
-    def build_and_commit(
-        self, command: str, changes: Changes, notes: Notes = lambda one, records: None
-    ) -> Grown:
+    def build_and_commit(self) -> Grown:
         """Build the shards of what is new, and commit them, split by split.
 
         Raises as `build` does.
@@ -371,7 +371,7 @@ class Growth:
                 journal.refuse_rejected(one.place.location, False)
         with resumable(self.place.location.remote), contextlib.ExitStack() as owners:
             self.build(owners)
-            done = commit_grown(self.place, self.work, command, changes, notes)
+            done = commit_grown(self.place, self.work, self.call.command)
             remove_unpacked(self.unpacked)
             if self.call.work_dir is not None:
                 output_dir.remove_working_directory(local_path(self.call.work_dir), [""])
@@ -629,9 +629,7 @@ def _remove_others(one: Split, whole: bool) -> None:
         output_dir.remove_working_directory(one.work, [""])
 
 
-def commit_grown(
-    place: Place, work: Sequence[Split], command: str, changes: Changes, notes: Notes
-) -> Grown:
+def commit_grown(place: Place, work: Sequence[Split], command: str) -> Grown:
     """Commit the shards that were built for splits, and what else becomes of their records.
 
     What is left of the building goes when all are committed. Raises BusyError.
@@ -645,7 +643,7 @@ def commit_grown(
         changed = one.job is not None and not one.job.result.already and one.built
         if changed or one.classes != one.base.classes or len(one.gone) or one.must_commit:
             with changing(one.place) as newest:
-                _add_shards(one, newest, done, command, changes, notes)
+                _add_shards(one, newest, done, command)
         elif _left_out(one) is not None:
             with changing(one.place):
                 _list_left_out(one)
@@ -661,9 +659,7 @@ def commit_grown(
     return done
 
 
-def _add_shards(
-    one: Split, newest: Manifest, done: Grown, command: str, changes: Changes, notes: Notes
-) -> None:
+def _add_shards(one: Split, newest: Manifest, done: Grown, command: str) -> None:
     """Put new shards beside the others, and commit them.
 
     They keep their names where they were built, too, until that is cleaned up: killed before the
@@ -689,12 +685,14 @@ def _add_shards(
     one.place.add(one.work, [info.name for info in infos])
     after = manifest.extended(newest, infos, sum(shard.blob_bytes for shard in built), one.classes)
     dropped = load_excluded(one.place.location, newest)
-    if (known := notes(one, after.stored_records)) is not None:
+    if (known := _noted(one, after.stored_records)) is not None:
         known = known.without(erased_numbers(Reader(one.place.location, newest)))
     after, files = with_excluded(after, np.union1d(dropped, one.gone), known)
     added = sum(info.records for info in infos)
     _list_left_out(one)
-    new = commit(one.place, newest, after, command, changes(one, added), files)
+    gone = 0 if one.differences is None else len(one.differences.gone)
+    changes = {"added": added, "replaced": len(one.gone) - gone, "dropped": gone}
+    new = commit(one.place, newest, after, command, changes, files)
     done.versions[one.name] = new.version_id
     done.added += added
     done.shards += len(infos)
@@ -762,14 +760,12 @@ def _left_out(one: Split) -> journal.OwnList | None:
         return None
     has = {key for key, numbers in one.alike(listed).items() if not gone.issuperset(numbers)}
     tried = {} if one.job is None else journal.files_in(one.job.plan, listed)
-    # Of a record that stays since its new file is bad: a list of ours alone has a size and time.
-    now = dict.fromkeys(has & left_out.keys(), (0, 0)) | dict(files)
-    now |= {key: of for key, of in tried.items() if key in left_out and of[1]}
+    now = dict(files) | {key: of for key, of in tried.items() if key in left_out and of[1]}
     done = tried.keys() - left_out.keys()
     if one.source_keys is not None:  # so what is bad still was looked at
         done |= (listed.keys() - one.source_keys) | (has - left_out.keys() - one.known_bad)
     after = sorted((key, why) for key, why in listed.items() if key not in done)
-    now = {key: now[key] for key, _ in after if key in now}
+    now = {key: now.get(key, journal.UNKNOWN) for key, _ in after}
     return None if (after, now) == (sorted(before), files) else (after, now)
 
 
@@ -791,11 +787,18 @@ def leave_out_rejected(growth: Growth) -> int:
     return count
 
 
-def note_new(one: Split, notes: SourceNotes) -> None:
-    """Note the sizes and times of the files that the new records of a split are of."""
+def _noted(one: Split, records: int) -> SourceNotes | None:
+    """Return the sizes and times of the files of all records, of so many; None: not noted.
+
+    An update notes those that stay; those of new records are noted where others are.
+    """
+    notes, found = load_sources(one.place.location, one.base), one.differences
     number, job = one.base.stored_records, one.job
-    if job is None:
-        return
+    if job is None or (found is None and (notes is None or job.plan.options.source not in PLAIN)):
+        return None
+    notes = (notes or SourceNotes(NONE, NONE)).grown(records)
+    if found is not None:
+        notes.sizes[found.noted], notes.times[found.noted] = found.sizes, found.times
     left_out = {key for key, _ in job.problems}
     for rows in job.plan.all_rows():
         columns = rows.keys, rows.sizes.tolist(), rows.mtimes.tolist()
@@ -803,6 +806,7 @@ def note_new(one: Split, notes: SourceNotes) -> None:
             if key not in left_out:
                 notes.put(number, size, changed_ns)
                 number += 1
+    return notes
 
 
 def built_line(out: str, records: int, shards: int, part: tuple[int, int], seconds: float) -> str:
@@ -813,11 +817,11 @@ def built_line(out: str, records: int, shards: int, part: tuple[int, int], secon
 
 
 def grown_lines(
-    classes: Sequence[str], rejected: Sequence[tuple[str, str]], before: int
+    classes: Sequence[str], rejected: Sequence[tuple[str, str]], before: int, committed: bool
 ) -> list[str]:
     """Say which classes are new, and how many files were left out, now and before."""
     lines = [f"new classes: {some(classes)}"] if classes else []
-    return lines + journal.left_out_lines(rejected, before)
+    return lines + journal.left_out_lines(rejected, before, committed)
 
 
 def some(names: Sequence[str]) -> str:

@@ -320,7 +320,6 @@ def _index_first(
         infos = [one.info for one in scanned if one.info is not None]
         done.shards, done.records = len(infos), sum(info.records for info in infos)
         done.bytes = sum(info.size for info in infos)
-
         if shards is None:
             journal.remove_rejected(LocalDirectory(folder))  # of the index that is replaced
             _write_manifest(done, manifest_of(found, scanned, how.fields, dataset_id), overwrite)
@@ -383,7 +382,8 @@ def _list_left_out(
     old, noted = before or ([], {})
     left = {key: why for key, why in old if key in still} | dict(problems)
     about = zip(there.sizes.tolist(), there.mtimes.tolist(), strict=True)
-    files = {key: of for key, of in zip(there.keys, about, strict=True) if key in left}
+    files = dict.fromkeys(left, journal.UNKNOWN)
+    files |= {key: of for key, of in zip(there.keys, about, strict=True) if key in left}
     if left and (sorted(left.items()), files) != (old, noted):
         journal.write_rejected(place, sorted(left.items()), files=files)
     elif before is not None and not left:

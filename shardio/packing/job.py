@@ -330,6 +330,7 @@ class Job:
         if self.problems:
             journal.refuse_rejected(self.place, self._empty)
             files = journal.files_in(self.plan, dict(self.problems))
+            files = dict.fromkeys(dict(self.problems), journal.UNKNOWN) | files
             journal.write_rejected(self.place, self.problems, files=files)
         elif not self._empty:
             journal.remove_rejected(self.place)  # of the dataset that is replaced

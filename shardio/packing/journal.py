@@ -74,7 +74,10 @@ Reopen = Callable[[str, str, Plain, Plain], Source]  # kind of source, split, de
 
 WORK = ".shardio-append"  # in a dataset: the directory where shards for it are built
 REJECTED = "rejected.jsonl"
+# Size and time of a file in it: a list without them is a user's, where a record has its key.
+UNKNOWN = (0, 0)
 PLANNED = ".shardio-planned"
+_DROPS = "The command that left it, with --restart, drops it"
 _SHOWN = 10  # files that are named
 _MOST = 1 << 30  # bytes of a file that is read whole
 NOTE_SENT, NOTE_BUILT = ".shardio-sent-{}.json", ".shardio-built-{}.json"  # see built.py
@@ -93,6 +96,9 @@ _KINDS: dict[str, Any] = {
     "command": str,
     "base": bytes,
 }
+# What plans of earlier builds do not say.
+_EARLIER: dict[str, Any] = {"first": 0, "on_duplicate": "", "over": "", "base": b""}
+_COMMANDS = ("pack", "append", "update", "compact")  # of which there are plans
 # What is raised by reading values that are not those that were written.
 _UNFIT = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
 _SHARD = re.compile(r"([0-9]{5,})-[0-9a-f]{8}(\..+)")  # number, start of its content's hash, ending
@@ -185,9 +191,7 @@ class _Pieces:
 
 def unreadable(shown: str, shard: int, error: Exception) -> DamageError:
     """Return the error for the piece of a shard that holds what nobody wrote."""
-    return DamageError(
-        f"{shown}: the plan of shard {shard} cannot be read: {error}. {_restart(shown)} drops it"
-    )
+    return DamageError(f"{shown}: the plan of shard {shard} cannot be read: {error}. {_DROPS}")
 
 
 class Guarded(Source):
@@ -248,7 +252,7 @@ class _Problems(Sequence[Problem]):
         except (TypeError, ValueError) as error:
             raise DamageError(
                 f"{pieces.shown}: the list of what cannot be packed cannot be read: {error}. "
-                f"{_restart(pieces.shown)} drops it"
+                f"{_DROPS}"
             ) from None
 
 
@@ -264,8 +268,7 @@ def _differences(pieces: _Pieces) -> Differences:
         return found
     except _UNFIT as error:
         raise DamageError(
-            f"{pieces.shown}: what an update found cannot be read: {error}. "
-            f"{_restart(pieces.shown)} drops it"
+            f"{pieces.shown}: what an update found cannot be read: {error}. {_DROPS}"
         ) from None
 
 
@@ -294,8 +297,9 @@ def parse(
         if data[-SEAL:] != hashlib.sha256(memoryview(data)[:-SEAL]).digest():
             raise ValueError("its checksum is wrong")
         at, _, _ = FOOTER.unpack(data[-FOOTER.size :])
-        header = json.loads(data[len(PLAN_MAGIC) : at])
+        header = _EARLIER | json.loads(data[len(PLAN_MAGIC) : at])
         header |= unpack_columns(data[at : -FOOTER.size])
+        header.setdefault("command", "append" if header["on_duplicate"] else "pack")
         header["fields"] = Schema(header["fields"]).fields
         header["classes"] = None if header["classes"] is None else tuple(header["classes"])
         header["options"] = PackOptions.of(header["options"])
@@ -315,8 +319,7 @@ def parse(
         return plan
     except (*_UNFIT, RecursionError, struct.error) as error:
         raise DamageError(
-            f"{shown}: the plan of an unfinished packing cannot be read: {error}. "
-            f"{_restart(shown)} drops it"
+            f"{shown}: the plan of an unfinished packing cannot be read: {error}. {_DROPS}"
         ) from None
 
 
@@ -342,6 +345,8 @@ def _check(header: Plain) -> None:
     names = (options.source, options.split, *options.splits, *(header["classes"] or ()))
     if {*map(type, names)} - {str} or options.format not in manifest.SUFFIXES:
         raise ValueError("its options or classes are of another type")
+    if header["command"] not in _COMMANDS:
+        raise ValueError(f"its command is {printable(repr(header['command']))}")
     for name, kind in _KINDS.items():
         if not isinstance(header[name], kind):
             raise ValueError(f"{name} is of another type")
@@ -388,11 +393,6 @@ def grown_from(directory: str) -> str | None:
 def planner(plan: Plan) -> str:
     """Return the command that made a plan ahead, or would make it."""
     return "shardio plan" if plan.command == "pack" else f"shardio {plan.command} --plan"
-
-
-def _restart(path: str) -> str:
-    """Return the command that drops the plan in a directory, by a path that leads there."""
-    return f"`shardio {'append' if WORK in path.split(os.sep) else 'pack'} --restart`"
 
 
 def is_committed(directory: str, journal: bytes) -> bool:
@@ -644,14 +644,17 @@ def without_rejected(place: Target, listing: Listing) -> tuple[Listing, set[byte
     return rest, before
 
 
-def left_out_lines(rejected: Sequence[tuple[str, str]], before: int) -> list[str]:
+def left_out_lines(
+    rejected: Sequence[tuple[str, str]], before: int, committed: bool = True
+) -> list[str]:
     """Say which files were left out, and how many were so before."""
     lines = []
     if rejected:
         lines.append(f"{show_count(len(rejected), 'file')} left out:")
         lines += [f"  {printable(key)}: {why}" for key, why in rejected[:_SHOWN]]
         lines += [f"  ... and {len(rejected) - _SHOWN:,} more"] * (len(rejected) > _SHOWN)
-        lines.append(f"{REJECTED} lists them; a record that is there stays")
+        lists = "lists them" if committed else "is to list them, once this is committed"
+        lines.append(f"{REJECTED} {lists}; a record that is there stays")
     if before:
         files = show_count(before, "file")
         lines.append(f"{files} left out before, and not changed; in {REJECTED}")

@@ -130,6 +130,8 @@ class Packed(Reencoded):
         if self.dry_run:
             there = f"; {self.kept:,} of these are there, to be checked" if self.kept else ""
             return f"would pack {what} into {show_count(self.shards, 'shard')}{there}"
+        if self.checked and not self.committed:
+            return "no new version: all new files were left out"
         resumed = self.kept and not self.checked
         kept = f", {self.kept:,} kept from before" if resumed else ""
         size = f", {show_size(self.bytes)}" if self.committed else " (not committed)"

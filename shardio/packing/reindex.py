@@ -283,7 +283,6 @@ def commit_again(
     _leave_out(again, folder, scanned)
     list_left_out(again.rejected)
     found = again.found
-
     after, left_out = manifest_of(
         found, scanned, theirs, before.dataset_id, _known(before, theirs, again)
     )

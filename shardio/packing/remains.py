@@ -51,7 +51,6 @@ LEAST = 4  # bytes of a key that is searched for in other files than shards
 _CHUNK = 1 << 20  # bytes of a file that are searched at a time
 _WIDE = 8  # bytes of a key's end by which it is found; of a shorter one, LEAST
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-
 _ELSEWHERE = "not seen: caches, copies and backups elsewhere"
 _OF_PLACE = {  # by whether it is a store
     False: (

@@ -27,7 +27,7 @@ from ..formats.sample import Sample
 from ..formats.version import NONE, SourceNotes, load_sources
 from ..names import KEY
 from ..storage.options import Storage
-from ..units import Summary, check_bool, refuse_options, show_count, show_size
+from ..units import Summary, check_bool, check_choice, refuse_options, show_count, show_size
 from . import process_pool
 from .grow import (
     PLAIN,
@@ -38,7 +38,6 @@ from .grow import (
     grow,
     grown_lines,
     leave_out_rejected,
-    note_new,
 )
 from .options import ADVICE, PackOptions, PathLike, SourceOptions
 from .parts import Announce, PartOptions
@@ -50,7 +49,6 @@ from .versions import version_lines
 _PIECE = 256  # files, or
 _TOLD = 64  # files between two looks at whether to stop
 _PIECE_BYTES = 32 << 20  # bytes that one process reads and compares at a time
-_CHOICES = (None, "drop", "keep")
 
 
 @dataclass(repr=False)
@@ -97,7 +95,8 @@ class Updated(Summary):
             lines.append(f"planned: {show_count(self.shards, 'new shard')}")
         elif self.shards and not self.part:
             lines.append(f"{show_count(self.shards, 'new shard')}, {show_size(self.bytes)}")
-        lines += grown_lines(self.classes, self.rejected, self.rejected_before)
+        committed = not (self.dry_run or self.planned or self.part)
+        lines += grown_lines(self.classes, self.rejected, self.rejected_before, committed)
         if self.dry_run:
             lines.append("nothing was changed, since this is a dry run")
         lines += version_lines(self.versions)
@@ -155,8 +154,7 @@ def update(
     check_bool(assume_unchanged=assume_unchanged, check_images=check_images)
     if checksum and assume_unchanged:
         raise OptionError("--checksum compares all files, --assume-unchanged none: give one")
-    if gone not in _CHOICES:
-        raise OptionError(f"gone is {printable(repr(gone))}; expected 'drop' or 'keep'")
+    check_choice("gone", gone, None, "drop", "keep")
     share = PartOptions(part=part, parts=parts, stagger_s=stagger_s)
     if plan and part is not None:
         raise OptionError("part: a plan is of all parts; give it to `shardio update` without plan")
@@ -169,7 +167,8 @@ def update(
         command="update",
     )
     growth = grow(source, out, call)
-    done = Updated(growth.folder, kept=gone == "keep", dry_run=dry_run, planned=plan)
+    done = Updated(growth.folder, kept=gone == "keep", dry_run=dry_run)
+    done.planned = plan and not dry_run
     done.classes = [] if part is not None else growth.new_classes  # which the commit says
     found = list[_Found]()
     if any(one.job is not None for one in growth.work):
@@ -190,7 +189,7 @@ def update(
     elif part is not None:
         done.built = growth.build_part(done)
     else:
-        committed = growth.build_and_commit("update", changes, noted)
+        committed = growth.build_and_commit()
         done.shards, done.bytes = committed.shards, committed.bytes
         done.rejected, done.versions = committed.rejected, committed.versions
         for each in found:
@@ -412,20 +411,3 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return np.array_equal(one, other)
     return bool(one == other)
-
-
-def changes(one: Split, added: int) -> dict[str, int]:
-    """Return the counts of a commit that added so many records."""
-    dropped = 0 if one.differences is None else len(one.differences.gone)
-    return {"added": added, "replaced": len(one.gone) - dropped, "dropped": dropped}
-
-
-def noted(one: Split, records: int) -> SourceNotes | None:
-    """Return the sizes and times of the files of all records, of so many, as they are now."""
-    if (found := one.differences) is None:
-        return None
-    there = load_sources(one.place.location, one.base) or SourceNotes(NONE, NONE)
-    notes = there.grown(records)
-    notes.sizes[found.noted], notes.times[found.noted] = found.sizes, found.times
-    note_new(one, notes)
-    return notes

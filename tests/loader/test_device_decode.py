@@ -78,6 +78,7 @@ class Library:
         def __init__(self, **_: Any) -> None: ...
 
         def decode(self, streams: Any, **_: Any) -> list[Any]:
+            assert streams
             return [torch.full((1, 1, 3), int(one.file[2]), dtype=torch.uint8) for one in streams]
 
     def __getattr__(self, name: str) -> Any:

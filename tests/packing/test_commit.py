@@ -4,6 +4,9 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +40,7 @@ from shardio import (
     pack,
     verify,
 )
-from shardio.packing import versions
+from shardio.packing import journal, versions
 from shardio.packing.drop import drop
 from shardio.packing.journal import WORK
 from shardio.packing.plan import Differences
@@ -395,16 +398,20 @@ def test_parts_of_another_source_are_refused(out: Path, more: Path, tmp_path: Pa
     assert append(other, out, restart=True).added == 1
 
 
+@pytest.mark.parametrize("grow", [append, partial(update, gone="keep")])
 @pytest.mark.parametrize("damage", [b"", b"shardio-plan 1\n", b"nothing of ours"])
 def test_a_damaged_plan_is_named_and_dropped_by_a_restart(
-    out: Path, more: Path, damage: bytes
+    out: Path, more: Path, damage: bytes, grow: Callable[..., Any]
 ) -> None:
-    append(more, out, jobs=1, part="1/2")
+    grow(more, out, jobs=1, part="1/2")
     (out / WORK / ".shardio-plan").write_bytes(damage)
-    for call in (lambda: commit(out), lambda: append(more, out, jobs=1)):
-        with pytest.raises(api.DamageError, match="shardio append --restart` drops it"):
+    for call in (lambda: commit(out), lambda: grow(more, out, jobs=1)):
+        with pytest.raises(
+            api.DamageError, match="The command that left it, with --restart, drops it"
+        ):
             call()
-    assert append(more, out, jobs=1, restart=True).added == 18
+    grow(more, out, jobs=1, restart=True)
+    assert NEW.keys() <= {*keys_of(out)}
     assert verify(out).damages == []
 
 
@@ -664,6 +671,7 @@ def test_what_a_forged_plan_says_of_records_is_an_error(
     for found in (
         {"gone": np.array([24])},
         {"noted": np.array([-1]), "sizes": np.array([1]), "times": np.array([1])},
+        {"noted": np.array([999]), "sizes": np.array([1]), "times": np.array([1])},
         {"times": np.array([1])},
         {"gone": [1]},
         {"must_commit": 1},
@@ -671,9 +679,59 @@ def test_what_a_forged_plan_says_of_records_is_an_error(
         with monkeypatch.context() as patch:
             patch.setattr("shardio.packing.plan.Differences._asdict", _forged(found))
             update(source, out, part="1/1", restart=True)
-        with pytest.raises(DamageError, match="--restart` drops it"):
+        with pytest.raises(DamageError, match=r"--restart`?,? drops it"):
             commit(out)
     assert log(out).versions == before
+
+
+def test_a_forged_plan_of_no_shards_is_an_error_too(
+    out: Path, source: Path, monkeypatch: Any
+) -> None:
+    update(source, out)
+    (source / "class0/001.jpg").unlink()
+    found = {"gone": np.array([], np.int64), "must_commit": True}
+    found |= {"noted": np.array([999]), "sizes": np.array([1]), "times": np.array([1])}
+    with monkeypatch.context() as patch:
+        patch.setattr("shardio.packing.plan.Differences._asdict", _forged(found))
+        update(source, out, part="1/1")
+    with pytest.raises(DamageError, match=r"of records that there are not.*--restart` drops it"):
+        commit(out)
+    assert update(source, out, restart=True).gone == 1
+
+
+def test_a_plan_of_an_unknown_command_is_an_error(
+    out: Path, more: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        real = journal.dump
+        patch.setattr(journal, "dump", lambda one: real(replace(one, command="merge")))
+        append(more, out, part="1/1", jobs=1)
+    with pytest.raises(DamageError, match=r"its command is 'merge'\. .*--restart"):
+        commit(out)
+    append(more, out, restart=True)
+
+
+def test_what_parts_leave_out_is_told_as_it_is(out: Path, source: Path) -> None:
+    bad = plant(source, {"class0/bad.jpg": b"no image"}) / "class0/bad.jpg"
+    done = update(source, out, part="1/1", on_error="skip")
+    assert done.built == 0 and f"{out}: 0 records built (1 of 1, not committed)" in str(done)
+    assert "rejected.jsonl is to list them, once this is committed" in str(done)
+    assert commit(out)[0].committed
+    update(source, out, part="1/1", on_error="skip")
+    (again,) = commit(out)
+    assert not again.committed and "no new version: all new files were left out" in str(again)
+    assert "rejected.jsonl lists them" in str(update(source, out, on_error="skip", checksum=True))
+    bad.write_bytes(noise("good", 300))
+    for grow in (append, update):
+        tried = grow(
+            source,
+            out,
+            plan=True,
+            dry_run=True,
+            **({"on_duplicate": "skip"} if grow is append else {}),
+        )
+        assert tried.dry_run and not tried.planned and "planned" not in str(tried)
+        assert "shard" not in str(tried)
 
 
 def _forged(found: Any) -> Any:

@@ -414,6 +414,21 @@ def sealed(data: bytes, change: Callable[[list[Any], dict[str, Any]], None]) -> 
     return resealed(data, both)
 
 
+@pytest.mark.parametrize("call", [pack, commit])
+def test_what_an_earlier_build_began_is_gone_on_with(
+    source: Path, tmp_path: Path, call: Callable[..., Any]
+) -> None:
+    out, newer = tmp_path / "out", {"first", "on_duplicate", "over", "command", "base"}
+    for part in (1, 2) if call is commit else (1,):
+        pack(source, out, part=(part, 2), **PLANNED)
+    data = (out / lock.JOURNAL).read_bytes()
+    old = sealed(data, lambda pieces, header: [header.pop(name) for name in newer])
+    (out / lock.JOURNAL).write_bytes(old)
+    call(out) if call is commit else pack(source, out, **PLANNED)
+    pack(source, tmp_path / "expected", **PLANNED)
+    assert packed(out) == content(tmp_path / "expected")
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -578,6 +578,8 @@ def test_parts_pack_what_one_process_does(
     assert (done.committed, done.records, done.out) == (True, FILES, url)
     assert fetched(bucket, "out", tmp_path / "fetched") == files(packed)
     assert not work.exists()
+    with pytest.raises(NotPackedError, match="already packed; there is nothing to commit"):
+        commit(url, wait_s=1, **there)
     assert pack_parts(images, url, "1/3", **given)[0].already  # a scheduler starts it again
     assert not work.exists()
     with pytest.raises(NotPackedError, match="already packed; there is nothing to commit"):

@@ -386,6 +386,29 @@ def test_a_forged_list_is_a_users_and_stays(out: Path, source: Path, more: str) 
         update(source, out, on_error="skip")
 
 
+@pytest.mark.parametrize("by", ["pack", "update", "parts"])
+def test_a_list_of_ours_is_known_when_its_keys_have_records_again(tmp_path: Path, by: str) -> None:
+    tree = {"c/0.jpg": noise("0", 300), "c/1.jpg": noise("1", 300), "c/empty.jpg": b""}
+    source, out = plant(tmp_path / "src", tree), tmp_path / "out"
+    if by == "pack":
+        pack(source, out, jobs=1, on_error="skip")
+        with api.Writer(out, append=True) as writer:
+            writer.write({"__key__": "c/empty.jpg", "image": noise("e", 300), "label": 0})
+    else:
+        plant(source, {"c/empty.jpg": noise("e", 300)})
+        pack(source, out, jobs=1)
+        drop(out, keys=["c/empty.jpg"])
+        plant(source, {"c/empty.jpg": b"", "c/2.jpg": noise("2", 300)})
+        if by == "update":
+            update(source, out, on_error="skip")
+        else:
+            update(source, out, on_error="skip", part="1/1")
+            commit(out)
+        restore(out, log(out).versions[-1].id)
+    for _ in range(2):
+        assert update(source, out, on_error="skip").rejected_before == 1
+
+
 def test_a_list_of_a_user_stays(out: Path, source: Path) -> None:
     (out / "rejected.jsonl").write_text('{"key": "class0/000.jpg", "reason": "blurred"}\n')
     change(source)

@@ -41,7 +41,6 @@ from ..sample import MAX_KEY, Sample, give_text_key, pack, unpack
 VERSION = 0
 MAGIC = b"\x89SHI\r\n\x1a\n"
 XXH3_64 = 1
-
 MAX_RECORD = (1 << 32) - 1  # bytes
 MAX_SIDECAR = 1 << 36  # bytes
 MAX_JSON = 16 << 20  # bytes of one value: "{}," becomes 24 times as much
