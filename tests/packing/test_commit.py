@@ -552,6 +552,35 @@ def test_an_update_that_drops_alone_is_committed_once(
     assert not any((out / WORK).iterdir())
 
 
+@pytest.mark.parametrize("parts", [True, False])
+def test_a_plan_to_drop_alone_is_gone_on_with(
+    out: Path, source: Path, parts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = sorted(source.rglob("*.jpg"))
+    for one in left[:14]:
+        one.unlink()  # more than half, so that it is to be said
+    assert update(source, out, plan=True, gone="drop").gone == 14
+    planned = (out / WORK / ".shardio-plan").read_bytes()
+    unlisted(monkeypatch)
+    if parts:
+        for part in ("1/2", "2/2"):
+            assert update(source, out, part=part).built == 0
+        assert (out / WORK / ".shardio-plan").read_bytes() == planned
+        commit(out)
+    else:
+        assert update(source, out).gone == 14
+    assert len(keys_of(out)) == len(left) - 14 and not (out / WORK).exists()
+
+
+def test_a_split_of_which_records_only_go_is_part_of_a_plan(split: tuple[Path, Path]) -> None:
+    out = split[1]
+    source = plant(out.parent / "src", {"train/class0/n.jpg": noise("n", 300)})
+    (source / "val/class0/001.jpg").unlink()
+    update(source, out, plan=True)
+    assert update(source, out, jobs=1).versions.keys() == {"test", "train", "val"}
+    assert "class0/001.jpg" not in keys_of(out / "val")
+
+
 def test_without_part_an_update_goes_on_with_what_parts_built(
     out: Path, source: Path, updated: Any
 ) -> None:
