@@ -45,11 +45,12 @@ from ..images.decode import ppm_header
 from ..names import key_text
 from ..order.subset import describe_conditions
 from ..storage import lock
+from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate_target
 from ..storage.options import Storage
 from ..units import check_choice, check_group, show_count
 from . import journal, output_dir, reencode, sources
-from .built import Built
+from .built import Built, read_sent
 from .earlier_plan import earlier_plans, refuse_others
 from .erase import erased_numbers
 from .job import Job, Run, unpackable
@@ -150,25 +151,42 @@ class Split:
         return not np.array_equal(there, (found.sizes, found.times))
 
     def has(self, plan: Plan) -> bool:
-        """Return whether its dataset has the shards of a plan, by the hashes of their keys.
+        """Return whether its dataset has just the records of a plan, but for those left out.
 
-        An earlier call committed them, then, and was killed before it had cleaned up.
+        An earlier call committed them, then, and was killed before it had cleaned up. Of shards
+        that it left the names are compared, too, which are of their content.
         """
         if not plan.shards:
             return self.takes(plan) and not self.is_open(plan)
-        reader = Reader(self.place.location, self.base)
-        numbers = range(plan.first, min(plan.first + plan.shards, self.base.shards))
-        return (
-            plan.dataset_id == self.base.dataset_id
-            and len(numbers) > 0
-            and all(
-                np.isin(
-                    reader.shard(number).key_hashes,
-                    [key_hash(key) for key in plan.rows(number - plan.first).keys],
-                ).all()
-                for number in numbers
-            )
-        )
+        if plan.dataset_id != self.base.dataset_id or plan.first >= self.base.shards:
+            return False
+        reader, built, left_out = Reader(self.place.location, self.base), *self._left(plan)
+        for number, rows in enumerate(plan.all_rows(), plan.first):
+            hashes = {key_hash(key) for key in rows.keys if key not in left_out}
+            there = set[int]()
+            if number < self.base.shards:
+                there = {*reader.shard(number).key_hashes.tolist()}
+                names = {name for name in built if journal.shard_number(name) == number}
+                if names and self.base.shard(number).name not in names:
+                    return False
+            if there != hashes:
+                return False
+        return True
+
+    def _left(self, plan: Plan) -> tuple[set[str], set[bytes]]:
+        """Return what is left of what was built: names of shards, and keys that are left out."""
+        names, left_out = journal.new_shards(self.work, plan.before), set[bytes]()
+        for name in os.listdir(self.work):
+            if journal.is_note(name):
+                note = read_sent(self.work, name, plan.dataset_id)
+                if note is not None and note.info is not None:
+                    names.add(note.info.name)
+                    left_out.update(key for key, _ in note.problems)
+            elif journal.is_rejected_part(self.work, name):
+                found = journal.load_rejected(LocalDirectory(self.work), name) or []
+                left_out.update(key for key, _ in found)
+        listed = journal.own_rejected(self.place.location) or []
+        return names, left_out.union(key for key, _ in listed)
 
     @property
     def problems(self) -> Sequence[Problem]:

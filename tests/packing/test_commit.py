@@ -30,6 +30,7 @@ from shardio import (
     NotPackedError,
     OptionError,
     PlanOptions,
+    ShardioError,
     SourceChangedError,
     Writer,
     append,
@@ -370,6 +371,53 @@ def test_what_others_append_meanwhile_stays_and_parts_are_run_again(out: Path, m
     assert {key: data for key, data in there.items() if not key.startswith(b".")} == before
     in_parts(more, out, 2)
     assert len(keys_of(out)) == 24 + 1 + 18 and verify(out).damages == []
+
+
+@pytest.mark.parametrize("others", ["some", "some, none built", "other contents"])
+def test_what_others_appended_of_it_is_no_commit_of_all(
+    out: Path, tmp_path: Path, others: str
+) -> None:
+    ours = {f"class1/{name}.jpg": noise(name, 400) for name in "abc"}  # one shard
+    more = plant(tmp_path / "ours", {**ours})
+    append(more, out, plan=True, jobs=1)
+    if others != "some, none built":
+        append(more, out, part="1/1", jobs=1)
+    shutil.move(out / WORK, tmp_path / "kept")  # as one of another machine, for a store
+    theirs = {**ours, "class1/c.jpg": noise("x", 400)}
+    if others != "other contents":
+        del theirs["class1/c.jpg"]
+    append(plant(tmp_path / "theirs", {**theirs}), out, jobs=1)
+    shutil.move(tmp_path / "kept", out / WORK)
+    before = log(out).versions
+    with pytest.raises(ShardioError, match="Nothing was committed"):
+        commit(out)
+    assert log(out).versions == before
+    append(more, out, jobs=1, on_duplicate="skip")
+    assert len(keys_of(out)) == 24 + 3
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_commit_that_dies_while_it_cleans_up_is_known(
+    out: Path, more: Path, skip: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if skip:
+        plant(more, {"class1/new3.jpg": b"no image"})
+    append(more, out, part="1/1", jobs=1, on_error="skip")
+    built = sorted((out / WORK).glob("*.shard"))
+
+    def dying(path: str) -> None:
+        if Path(path) == built[-1]:
+            raise KeyboardInterrupt
+        Path(path).unlink(missing_ok=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shardio.packing.journal.local.remove", dying)
+        with pytest.raises(KeyboardInterrupt):
+            commit(out)
+    assert [one.exists() for one in built] == [False] * (len(built) - 1) + [True]
+    before = log(out).versions
+    (done,) = commit(out)
+    assert done.already and log(out).versions == before and not (out / WORK).exists()
 
 
 def test_a_drop_may_come_in_between(out: Path, more: Path) -> None:
