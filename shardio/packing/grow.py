@@ -365,12 +365,17 @@ class Growth:
 
         done: the result of the call, which says what was built. Raises as `build` does.
         """
+        self._refuse_rejected()
         with contextlib.ExitStack() as owners:
             results = [job.result for job in self.build(owners)]
         done.part = self.run.plan.chosen
         done.shards = sum(one.built + one.kept for one in results)
         done.rejected = [problem for one in results for problem in one.rejected]
         return sum(one.records for one in results)
+
+    def _refuse_rejected(self) -> None:
+        for one in self.work if self.run.skip else ():
+            journal.refuse_rejected(one.place.location, False)
 
     @property
     def folder(self) -> str:
@@ -384,9 +389,7 @@ class Growth:
 
         Raises as `build` does.
         """
-        if self.run.skip:
-            for one in self.work:
-                journal.refuse_rejected(one.place.location, False)
+        self._refuse_rejected()
         with resumable(self.place.location.remote), contextlib.ExitStack() as owners:
             self.build(owners)
             done = commit_grown(self.place, self.work, command, changes, notes)
@@ -654,6 +657,9 @@ def commit_grown(
 
     What is left of the building goes when all are committed. Raises BusyError.
     """
+    for one in work:
+        if one.problems:
+            journal.refuse_rejected(one.place.location, False)
     done = Grown()
     if not any(one.built for one in work):  # nor is there anything of a new class
         for one in work:

@@ -27,6 +27,7 @@ import shardio as api
 from shardio import (
     BusyError,
     DamageError,
+    ExistsError,
     NotPackedError,
     OptionError,
     PlanOptions,
@@ -354,6 +355,28 @@ def test_parts_agree_on_what_becomes_of_keys_that_are_there(out: Path, more: Pat
     append(more, out, part="1/2", jobs=1)
     with pytest.raises(SourceChangedError, match="on_duplicate: was 'error', now 'replace'"):
         append(more, out, part="2/2", jobs=1, on_duplicate="replace")
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_rejected_list_of_the_user_is_not_replaced_by_parts(
+    out: Path, more: Path, early: bool
+) -> None:
+    plant(more, {"class1/new3.jpg": b"no image"})
+    mine = out / "rejected.jsonl"
+    if early:
+        mine.write_text("my own notes")
+        with pytest.raises(ExistsError, match="no packing wrote it"):
+            append(more, out, part="1/1", jobs=1, on_error="skip")
+        mine.unlink()
+    append(more, out, part="1/1", jobs=1, on_error="skip")
+    mine.write_text("my own notes")
+    before = content(out)
+    with pytest.raises(ExistsError, match="no packing wrote it"):
+        commit(out)
+    assert content(out) == before
+    mine.unlink()
+    commit(out)
+    assert len(keys_of(out)) == 24 + 17 and "class1/new3.jpg" in mine.read_text()
 
 
 # --- others meanwhile -----------------------------------------------------------------------------
