@@ -271,6 +271,9 @@ def _commit_grown(top: Place, work: list[Split]) -> list[Packed]:
         result.out, result.version = one.folder, done.versions.get(one.name)
         result.committed = result.version is not None
         infos = [shard.info for shard in one.job.built if shard.info is not None]
+        if result.already:  # of these nobody looked at what was built
+            first, stop = one.job.plan.first, one.job.plan.first + one.job.plan.shards
+            infos = [one.base.shard(at) for at in range(first, min(stop, one.base.shards))]
         result.records = sum(info.records for info in infos)
         result.bytes = sum(info.size for info in infos)
         if not result.committed and not one.problems:

@@ -666,11 +666,12 @@ def commit_grown(
             one.classes = one.base.classes
     for one in work:
         one.settle()
-        changed = one.job is not None and not one.job.result.already and one.built
+        already = one.job is not None and one.job.result.already
+        changed = not already and one.built
         if changed or one.classes != one.base.classes or len(one.gone) or one.must_commit:
             with changing(one.place) as newest:
                 _add_shards(one, newest, done, command, changes, notes)
-        elif _left_out(one) is not None:
+        elif not already and _left_out(one) is not None:
             with changing(one.place):
                 _list_left_out(one)
         else:

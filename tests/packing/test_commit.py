@@ -379,6 +379,22 @@ def test_a_rejected_list_of_the_user_is_not_replaced_by_parts(
     assert len(keys_of(out)) == 24 + 17 and "class1/new3.jpg" in mine.read_text()
 
 
+def test_a_commit_that_is_given_again_keeps_the_list_and_says_what_there_is(
+    out: Path, source: Path, tmp_path: Path
+) -> None:
+    plant(source, {"class1/bad.jpg": b"no image", "class1/new.jpg": noise("new", 300)})
+    update(source, out, part="1/1", jobs=1, on_error="skip")
+    shutil.copytree(out / WORK, tmp_path / "kept")
+    (first,) = commit(out)
+    before = content(out)
+    assert b"class1/bad.jpg" in (out / "rejected.jsonl").read_bytes()
+    shutil.copytree(tmp_path / "kept", out / WORK)  # as a kill before the last step leaves it
+    (again,) = commit(out)
+    assert content(out) == before and again.already and again.version == first.version
+    assert (again.records, again.bytes) == (first.records, first.bytes) == (1, first.bytes)
+    assert "already committed, and nothing is left to do: 1 file," in str(again)
+
+
 # --- others meanwhile -----------------------------------------------------------------------------
 
 
