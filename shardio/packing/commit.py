@@ -24,7 +24,7 @@ from ..storage.options import Storage
 from ..storage.remote import RemoteLocation
 from ..units import check_bool, check_int, show_count
 from . import append, journal, output_dir, update
-from .grow import Changes, Notes, Split, commit_grown, grown_lines
+from .grow import Changes, Notes, Split, commit_grown, grown_lines, refuse_erased
 from .job import Job, Run
 from .journal import WORK
 from .missing import Waiting, not_begun
@@ -255,11 +255,12 @@ def _grown(top: Place, built: Mapping[str, Job]) -> list[Split]:
 def _commit_grown(top: Place, work: list[Split]) -> list[Packed]:
     """Commit what parts built for a dataset, or for its splits.
 
-    Raises BusyError, where something else was appended meanwhile, and as `commit` does.
+    Raises BusyError, where something else changed it meanwhile, and as `commit` does.
     """
     jobs = [one.job for one in work if one.job is not None]
     for one in work:
         if one.job is not None and not one.job.result.already:
+            refuse_erased(one, one.base, one.job)
             one.take(one.job.plan)
     command = jobs[0].plan.command if jobs else "append"
     done = commit_grown(top, work, command, *_COMMANDS[command])

@@ -230,12 +230,12 @@ class Split:
         self.replace_alike(plan)
 
     def overtaken(self) -> BusyError:
-        """Return the error for a dataset to which something was appended meanwhile."""
+        """Return the error for a dataset that is not the one any more that was planned for."""
         parts = self.job is not None and self.job.result.checked
         again = "the parts again, and then `shardio commit`" if parts else "it again"
         return BusyError(
-            f"{printable(self.folder, 4096)}: something else was appended here meanwhile. Nothing "
-            f"was committed: run {again}"
+            f"{printable(self.folder, 4096)}: something else changed this dataset meanwhile. "
+            f"Nothing was committed: run {again}"
         )
 
     def replace_alike(self, plan: Plan) -> None:
@@ -703,7 +703,7 @@ def _add_shards(
     ):
         raise one.overtaken()
     if one.job is not None:
-        _refuse_erased(one, newest, one.job)
+        refuse_erased(one, newest, one.job)
     if newest.version_id != one.base.version_id:
         one.base = newest
         if plan is not None:
@@ -726,7 +726,7 @@ def _add_shards(
     done.bytes += sum(info.size for info in infos)
 
 
-def _refuse_erased(one: Split, newest: Manifest, job: Job) -> None:
+def refuse_erased(one: Split, newest: Manifest, job: Job) -> None:
     """Raise BusyError where records that are to be appended were erased since that was planned.
 
     An erasing sees plans that lie in the dataset, and none of other machines.
@@ -743,26 +743,28 @@ def _refuse_erased(one: Split, newest: Manifest, job: Job) -> None:
     keys, there = {key for rows in plan.all_rows() for key in rows.keys}, None
     with contextlib.suppress(FileNotFoundError, DamageError):  # `gc` removed what was there then
         there = None if then is None else replace(one, base=then).alike(keys, dropped=True)
+    which = "were erased here meanwhile, and may be among those that are to be appended"
     if there is not None:
         gone = erased_numbers(Reader(index, newest))
         back = sorted(key for key, numbers in there.items() if np.isin(numbers, gone).any())
-        if back:
-            raise BusyError(
-                f"{shown}: records that are to be appended were erased here meanwhile, by the keys "
-                f"{some([*map(key_text, back)])}. Nothing was committed. Remove them from the "
-                "source, and append it anew, with --restart"
-            )
-    elif index.remote and job.result.checked:
-        job.result.notes.append(
+        if not back:
+            return
+        which = "that are to be appended were erased here meanwhile, by the keys "
+        which += some([*map(key_text, back)])
+    elif not index.remote:
+        return
+    elif job.result.checked:
+        note = (
             "records were erased here since this was planned, and may be among those that were "
             f"appended: `shardio verify {shown} --dropped KEYS` finds them by the list of their "
             "keys; erase them again then"
         )
-    elif index.remote:
-        raise BusyError(
-            f"{shown}: records were erased here meanwhile, and may be among those that are to be "
-            "appended. Nothing was committed. Remove them from the source, and run it again"
-        )
+        job.result.notes += [note] if note not in job.result.notes else []
+        return
+    raise BusyError(
+        f"{shown}: records {which}. Nothing was committed. Remove them from the source, and begin "
+        f"anew: `shardio {plan.command} --restart` without --part, or with --plan for parts"
+    )
 
 
 def _list_left_out(one: Split) -> None:

@@ -404,7 +404,7 @@ def test_what_others_append_meanwhile_stays_and_parts_are_run_again(out: Path, m
     with Writer(out, append=True) as writer:
         writer.write({"__key__": "by a program", "image": noise("p", 300), "label": 0})
     before = {key: data for key, data in content(out).items() if not key.startswith(b".")}
-    with pytest.raises(BusyError, match="something else was appended here meanwhile"):
+    with pytest.raises(BusyError, match="something else changed this dataset meanwhile"):
         commit(out)
     there = content(out)
     assert {key: data for key, data in there.items() if not key.startswith(b".")} == before
@@ -552,7 +552,7 @@ def test_classes_that_others_brought_meanwhile_are_not_renamed(tmp_path: Path) -
     append(folders["d"], out, jobs=1)
     append(folders["e"], out, jobs=1, part="1/1")
     api.restore(out, other)
-    with pytest.raises(BusyError, match="something else was appended here meanwhile"):
+    with pytest.raises(BusyError, match="something else changed this dataset meanwhile"):
         commit(out, jobs=1)
     assert api.open(out).classes == ["a", "c"]
 
@@ -754,6 +754,29 @@ def test_what_comes_between_the_parts_of_an_update_and_its_commit(
     expected = {path.relative_to(source).as_posix() for path in source.rglob("*.jpg")}
     hidden = {"drop": {"class2/003.jpg"}, "restore": {"class0/002.jpg"}}.get(what, set())
     assert there ^ expected == hidden and verify(out).damages == []
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_what_was_erased_meanwhile_is_not_brought_back_by_an_update_in_parts(
+    out: Path, source: Path, tmp_path: Path, planned: bool
+) -> None:
+    alter(source)
+    if planned:
+        update(source, out, plan=True)
+    update(source, out, part="1/1", jobs=1)
+    shutil.move(out / WORK, tmp_path / "kept")  # as one of another machine, for a store
+    drop(out, keys=["class1/001.jpg"], erase=True)
+    shutil.move(tmp_path / "kept", out / WORK)
+    before = log(out).versions
+    said = r"by the keys class1/001\.jpg\. Nothing was committed.*`shardio update --restart`"
+    for _ in range(2):
+        with pytest.raises(BusyError, match=said):
+            commit(out)
+    assert log(out).versions == before
+    (source / "class1/001.jpg").unlink()  # as it says
+    update(source, out, plan=True, restart=True)
+    update_parts(source, out, 2)
+    assert "class1/001.jpg" not in keys_of(out) and "zebra/new.jpg" in keys_of(out)
 
 
 def test_wrong_parts_of_an_update_are_named(out: Path, source: Path, more: Path) -> None:
