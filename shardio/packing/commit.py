@@ -24,7 +24,7 @@ from ..storage.options import Storage
 from ..storage.remote import RemoteLocation
 from ..units import check_bool, check_int, show_count
 from . import append, journal, output_dir
-from .grow import Split, commit_grown, grown_lines
+from .grow import Split, commit_grown, grown_lines, refuse_erased
 from .job import Job, Run
 from .journal import WORK
 from .missing import Waiting, not_begun
@@ -263,11 +263,12 @@ def _grown(top: Place, built: Mapping[str, Job]) -> list[Split]:
 def _commit_grown(top: Place, work: list[Split]) -> list[Packed]:
     """Commit what parts built for a dataset, or for its splits.
 
-    Raises BusyError, where something else was appended meanwhile, and as `commit` does.
+    Raises BusyError, where something else changed it meanwhile, and as `commit` does.
     """
     jobs = [one.job for one in work if one.job is not None]
     for one in work:
         if one.job is not None and not one.job.result.already:
+            refuse_erased(one, one.base, one.job)
             one.take(one.job.plan)
     command = jobs[0].plan.command if jobs else "append"
     done = commit_grown(top, work, command)
@@ -279,6 +280,9 @@ def _commit_grown(top: Place, work: list[Split]) -> list[Packed]:
         result.out, result.version = one.folder, done.versions.get(one.name)
         result.committed = result.version is not None
         infos = [shard.info for shard in one.job.built if shard.info is not None]
+        if result.already:  # of these nobody looked at what was built
+            first, stop = one.job.plan.first, one.job.plan.first + one.job.plan.shards
+            infos = [one.base.shard(at) for at in range(first, min(stop, one.base.shards))]
         result.records = sum(info.records for info in infos)
         result.bytes = sum(info.size for info in infos)
         if not result.committed and not one.problems:

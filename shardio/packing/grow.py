@@ -45,11 +45,12 @@ from ..images.decode import ppm_header
 from ..names import key_text
 from ..order.subset import describe_conditions
 from ..storage import lock
+from ..storage.local import LocalDirectory
 from ..storage.location import local_path, locate_target
 from ..storage.options import Storage
 from ..units import check_choice, check_group, show_count
 from . import journal, output_dir, reencode, sources
-from .built import Built
+from .built import Built, read_sent
 from .earlier_plan import earlier_plans, refuse_others
 from .erase import erased_numbers
 from .job import Job, Run, unpackable
@@ -160,25 +161,42 @@ class Split:
         return not np.array_equal(there, (found.sizes, found.times))
 
     def has(self, plan: Plan) -> bool:
-        """Return whether its dataset has the shards of a plan, by the hashes of their keys.
+        """Return whether its dataset has just the records of a plan, but for those left out.
 
-        An earlier call committed them, then, and was killed before it had cleaned up.
+        An earlier call committed them, then, and was killed before it had cleaned up. Of shards
+        that it left the names are compared, too, which are of their content.
         """
         if not plan.shards:
             return self.takes(plan) and not self.is_open(plan)
-        reader = Reader(self.place.location, self.base)
-        numbers = range(plan.first, min(plan.first + plan.shards, self.base.shards))
-        return (
-            plan.dataset_id == self.base.dataset_id
-            and len(numbers) > 0
-            and all(
-                np.isin(
-                    reader.shard(number).key_hashes,
-                    [key_hash(key) for key in plan.rows(number - plan.first).keys],
-                ).all()
-                for number in numbers
-            )
-        )
+        if plan.dataset_id != self.base.dataset_id or plan.first >= self.base.shards:
+            return False
+        reader, built, left_out = Reader(self.place.location, self.base), *self._left(plan)
+        for number, rows in enumerate(plan.all_rows(), plan.first):
+            hashes = {key_hash(key) for key in rows.keys if key not in left_out}
+            there = set[int]()
+            if number < self.base.shards:
+                there = {*reader.shard(number).key_hashes.tolist()}
+                names = {name for name in built if journal.shard_number(name) == number}
+                if names and self.base.shard(number).name not in names:
+                    return False
+            if there != hashes:
+                return False
+        return True
+
+    def _left(self, plan: Plan) -> tuple[set[str], set[bytes]]:
+        """Return what is left of what was built: names of shards, and keys that are left out."""
+        names, left_out = journal.new_shards(self.work, plan.before), set[bytes]()
+        for name in os.listdir(self.work):
+            if journal.is_note(name):
+                note = read_sent(self.work, name, plan.dataset_id)
+                if note is not None and note.info is not None:
+                    names.add(note.info.name)
+                    left_out.update(key for key, _ in note.problems)
+            elif journal.is_rejected_part(self.work, name):
+                found = journal.load_rejected(LocalDirectory(self.work), name) or []
+                left_out.update(key for key, _ in found)
+        listed = journal.own_rejected(self.place.location) or []
+        return names, left_out.union(key for key, _ in listed)
 
     @property
     def problems(self) -> Sequence[Problem]:
@@ -216,12 +234,12 @@ class Split:
         self.replace_alike(plan)
 
     def overtaken(self) -> BusyError:
-        """Return the error for a dataset to which something was appended meanwhile."""
+        """Return the error for a dataset that is not the one any more that was planned for."""
         parts = self.job is not None and self.job.result.checked
         again = "the parts again, and then `shardio commit`" if parts else "it again"
         return BusyError(
-            f"{printable(self.folder, 4096)}: something else was appended here meanwhile. Nothing "
-            f"was committed: run {again}"
+            f"{printable(self.folder, 4096)}: something else changed this dataset meanwhile. "
+            f"Nothing was committed: run {again}"
         )
 
     def replace_alike(self, plan: Plan) -> None:
@@ -347,6 +365,7 @@ class Growth:
 
         done: the result of the call, which says what was built. Raises as `build` does.
         """
+        self._refuse_rejected()
         with contextlib.ExitStack() as owners:
             jobs = self.build(owners)
         results = [job.result for job in jobs]
@@ -355,6 +374,10 @@ class Growth:
         done.rejected = [problem for one in results for problem in one.rejected]
         infos = (one.info for job in jobs for one in job.built)
         return sum(info.records for info in infos if info is not None)
+
+    def _refuse_rejected(self) -> None:
+        for one in self.work if self.run.skip else ():
+            journal.refuse_rejected(one.place.location, False)
 
     @property
     def folder(self) -> str:
@@ -366,9 +389,7 @@ class Growth:
 
         Raises as `build` does.
         """
-        if self.run.skip:
-            for one in self.work:
-                journal.refuse_rejected(one.place.location, False)
+        self._refuse_rejected()
         with resumable(self.place.location.remote), contextlib.ExitStack() as owners:
             self.build(owners)
             done = commit_grown(self.place, self.work, self.call.command)
@@ -634,17 +655,21 @@ def commit_grown(place: Place, work: Sequence[Split], command: str) -> Grown:
 
     What is left of the building goes when all are committed. Raises BusyError.
     """
+    for one in work:
+        if one.problems:
+            journal.refuse_rejected(one.place.location, False)
     done = Grown()
     if not any(one.built for one in work):  # nor is there anything of a new class
         for one in work:
             one.classes = one.base.classes
     for one in work:
         one.settle()
-        changed = one.job is not None and not one.job.result.already and one.built
+        already = one.job is not None and one.job.result.already
+        changed = not already and one.built
         if changed or one.classes != one.base.classes or len(one.gone) or one.must_commit:
             with changing(one.place) as newest:
                 _add_shards(one, newest, done, command)
-        elif _left_out(one) is not None:
+        elif not already and _left_out(one) is not None:
             with changing(one.place):
                 _list_left_out(one)
         else:
@@ -674,7 +699,7 @@ def _add_shards(one: Split, newest: Manifest, done: Grown, command: str) -> None
     ):
         raise one.overtaken()
     if one.job is not None:
-        _refuse_erased(one, newest, one.job)
+        refuse_erased(one, newest, one.job)
     if newest.version_id != one.base.version_id:
         one.base = newest
         if plan is not None:
@@ -699,7 +724,7 @@ def _add_shards(one: Split, newest: Manifest, done: Grown, command: str) -> None
     done.bytes += sum(info.size for info in infos)
 
 
-def _refuse_erased(one: Split, newest: Manifest, job: Job) -> None:
+def refuse_erased(one: Split, newest: Manifest, job: Job) -> None:
     """Raise BusyError where records that are to be appended were erased since that was planned.
 
     An erasing sees plans that lie in the dataset, and none of other machines.
@@ -716,26 +741,28 @@ def _refuse_erased(one: Split, newest: Manifest, job: Job) -> None:
     keys, there = {key for rows in plan.all_rows() for key in rows.keys}, None
     with contextlib.suppress(FileNotFoundError, DamageError):  # `gc` removed what was there then
         there = None if then is None else replace(one, base=then).alike(keys, dropped=True)
+    which = "were erased here meanwhile, and may be among those that are to be appended"
     if there is not None:
         gone = erased_numbers(Reader(index, newest))
         back = sorted(key for key, numbers in there.items() if np.isin(numbers, gone).any())
-        if back:
-            raise BusyError(
-                f"{shown}: records that are to be appended were erased here meanwhile, by the keys "
-                f"{some([*map(key_text, back)])}. Nothing was committed. Remove them from the "
-                "source, and append it anew, with --restart"
-            )
-    elif index.remote and job.result.checked:
-        job.result.notes.append(
+        if not back:
+            return
+        which = "that are to be appended were erased here meanwhile, by the keys "
+        which += some([*map(key_text, back)])
+    elif not index.remote:
+        return
+    elif job.result.checked:
+        note = (
             "records were erased here since this was planned, and may be among those that were "
             f"appended: `shardio verify {shown} --dropped KEYS` finds them by the list of their "
             "keys; erase them again then"
         )
-    elif index.remote:
-        raise BusyError(
-            f"{shown}: records were erased here meanwhile, and may be among those that are to be "
-            "appended. Nothing was committed. Remove them from the source, and run it again"
-        )
+        job.result.notes += [note] if note not in job.result.notes else []
+        return
+    raise BusyError(
+        f"{shown}: records {which}. Nothing was committed. Remove them from the source, and begin "
+        f"anew: `shardio {plan.command} --restart` without --part, or with --plan for parts"
+    )
 
 
 def _list_left_out(one: Split) -> None:

@@ -408,13 +408,16 @@ def is_committed(directory: str, journal: bytes) -> bool:
 
 
 def _is_appended(directory: str, journal: bytes) -> bool:
-    """Return whether a dataset has all shards that were built for it in a directory."""
+    """Return whether a dataset has all shards that were built for it in a directory.
+
+    A plan without any tells nothing: whether what it says is done, its dataset does (grow.py).
+    """
     try:
         plan, there = parse(journal, directory), manifest.load(locate(grown_from(directory) or ""))
     except (NotPackedError, DamageError, VersionError):
         return False
     numbers = range(plan.first, plan.first + plan.shards)
-    if there.dataset_id != plan.dataset_id or there.shards < numbers.stop:
+    if not numbers or there.dataset_id != plan.dataset_id or there.shards < numbers.stop:
         return False
     return new_shards(directory, plan.before) <= {there.shard(number).name for number in numbers}
 

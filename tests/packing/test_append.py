@@ -454,7 +454,7 @@ def test_a_drop_may_come_in_between_but_no_append(
     act = lambda: restored(out, other)  # noqa: E731
     monkeypatch.setattr("shardio.packing.grow.build_all", meanwhile)
     again = plant(tmp_path / "again", {"class2/y.jpg": noise("y", 300)})
-    with pytest.raises(BusyError, match="appended here meanwhile"):
+    with pytest.raises(BusyError, match="changed this dataset meanwhile"):
         append(again, out, jobs=1)
     assert "class2/x.jpg" in stored(out) and "class2/y.jpg" not in stored(out)
     append(again, out, jobs=1)
@@ -506,7 +506,7 @@ def test_as_many_shards_of_another_version_are_not_those_that_were_there(
         restore(out, other)
 
     monkeypatch.setattr("shardio.packing.grow.build_all", built)
-    with pytest.raises(BusyError, match="something else was appended here meanwhile"):
+    with pytest.raises(BusyError, match="something else changed this dataset meanwhile"):
         append(more, out, jobs=1)
     assert len(stored(out)) == 25
 

@@ -30,9 +30,11 @@ import shardio as api
 from shardio import (
     BusyError,
     DamageError,
+    ExistsError,
     NotPackedError,
     OptionError,
     PlanOptions,
+    ShardioError,
     SourceChangedError,
     Writer,
     append,
@@ -358,6 +360,44 @@ def test_parts_agree_on_what_becomes_of_keys_that_are_there(out: Path, more: Pat
         append(more, out, part="2/2", jobs=1, on_duplicate="replace")
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_a_rejected_list_of_the_user_is_not_replaced_by_parts(
+    out: Path, more: Path, early: bool
+) -> None:
+    plant(more, {"class1/new3.jpg": b"no image"})
+    mine = out / "rejected.jsonl"
+    if early:
+        mine.write_text("my own notes")
+        with pytest.raises(ExistsError, match="no packing wrote it"):
+            append(more, out, part="1/1", jobs=1, on_error="skip")
+        mine.unlink()
+    append(more, out, part="1/1", jobs=1, on_error="skip")
+    mine.write_text("my own notes")
+    before = content(out)
+    with pytest.raises(ExistsError, match="no packing wrote it"):
+        commit(out)
+    assert content(out) == before
+    mine.unlink()
+    commit(out)
+    assert len(keys_of(out)) == 24 + 17 and "class1/new3.jpg" in mine.read_text()
+
+
+def test_a_commit_that_is_given_again_keeps_the_list_and_says_what_there_is(
+    out: Path, source: Path, tmp_path: Path
+) -> None:
+    plant(source, {"class1/bad.jpg": b"no image", "class1/new.jpg": noise("new", 300)})
+    update(source, out, part="1/1", jobs=1, on_error="skip")
+    shutil.copytree(out / WORK, tmp_path / "kept")
+    (first,) = commit(out)
+    before = content(out)
+    assert b"class1/bad.jpg" in (out / "rejected.jsonl").read_bytes()
+    shutil.copytree(tmp_path / "kept", out / WORK)  # as a kill before the last step leaves it
+    (again,) = commit(out)
+    assert content(out) == before and again.already and again.version == first.version
+    assert (again.records, again.bytes) == (first.records, first.bytes) == (1, first.bytes)
+    assert "already committed, and nothing is left to do: 1 file," in str(again)
+
+
 # --- others meanwhile -----------------------------------------------------------------------------
 
 
@@ -367,12 +407,59 @@ def test_what_others_append_meanwhile_stays_and_parts_are_run_again(out: Path, m
     with Writer(out, append=True) as writer:
         writer.write({"__key__": "by a program", "image": noise("p", 300), "label": 0})
     before = {key: data for key, data in content(out).items() if not key.startswith(b".")}
-    with pytest.raises(BusyError, match="something else was appended here meanwhile"):
+    with pytest.raises(BusyError, match="something else changed this dataset meanwhile"):
         commit(out)
     there = content(out)
     assert {key: data for key, data in there.items() if not key.startswith(b".")} == before
     in_parts(more, out, 2)
     assert len(keys_of(out)) == 24 + 1 + 18 and verify(out).damages == []
+
+
+@pytest.mark.parametrize("others", ["some", "some, none built", "other contents"])
+def test_what_others_appended_of_it_is_no_commit_of_all(
+    out: Path, tmp_path: Path, others: str
+) -> None:
+    ours = {f"class1/{name}.jpg": noise(name, 400) for name in "abc"}  # one shard
+    more = plant(tmp_path / "ours", {**ours})
+    append(more, out, plan=True, jobs=1)
+    if others != "some, none built":
+        append(more, out, part="1/1", jobs=1)
+    shutil.move(out / WORK, tmp_path / "kept")  # as one of another machine, for a store
+    theirs = {**ours, "class1/c.jpg": noise("x", 400)}
+    if others != "other contents":
+        del theirs["class1/c.jpg"]
+    append(plant(tmp_path / "theirs", {**theirs}), out, jobs=1)
+    shutil.move(tmp_path / "kept", out / WORK)
+    before = log(out).versions
+    with pytest.raises(ShardioError, match="Nothing was committed"):
+        commit(out)
+    assert log(out).versions == before
+    append(more, out, jobs=1, on_duplicate="skip")
+    assert len(keys_of(out)) == 24 + 3
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_commit_that_dies_while_it_cleans_up_is_known(
+    out: Path, more: Path, skip: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if skip:
+        plant(more, {"class1/new3.jpg": b"no image"})
+    append(more, out, part="1/1", jobs=1, on_error="skip")
+    built = sorted((out / WORK).glob("*.shard"))
+
+    def dying(path: str) -> None:
+        if Path(path) == built[-1]:
+            raise KeyboardInterrupt
+        Path(path).unlink(missing_ok=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shardio.packing.journal.local.remove", dying)
+        with pytest.raises(KeyboardInterrupt):
+            commit(out)
+    assert [one.exists() for one in built] == [False] * (len(built) - 1) + [True]
+    before = log(out).versions
+    (done,) = commit(out)
+    assert done.already and log(out).versions == before and not (out / WORK).exists()
 
 
 def test_a_drop_may_come_in_between(out: Path, more: Path) -> None:
@@ -472,7 +559,7 @@ def test_classes_that_others_brought_meanwhile_are_not_renamed(tmp_path: Path) -
     append(folders["d"], out, jobs=1)
     append(folders["e"], out, jobs=1, part="1/1")
     api.restore(out, other)
-    with pytest.raises(BusyError, match="something else was appended here meanwhile"):
+    with pytest.raises(BusyError, match="something else changed this dataset meanwhile"):
         commit(out, jobs=1)
     assert api.open(out).classes == ["a", "c"]
 
@@ -557,6 +644,35 @@ def test_an_update_that_drops_alone_is_committed_once(
     with pytest.raises(NotPackedError, match="nothing to commit"):
         commit(out)  # since the part saw that nothing is left to do
     assert not any((out / WORK).iterdir())
+
+
+@pytest.mark.parametrize("parts", [True, False])
+def test_a_plan_to_drop_alone_is_gone_on_with(
+    out: Path, source: Path, parts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = sorted(source.rglob("*.jpg"))
+    for one in left[:14]:
+        one.unlink()  # more than half, so that it is to be said
+    assert update(source, out, plan=True, gone="drop").gone == 14
+    planned = (out / WORK / ".shardio-plan").read_bytes()
+    unlisted(monkeypatch)
+    if parts:
+        for part in ("1/2", "2/2"):
+            assert update(source, out, part=part).built == 0
+        assert (out / WORK / ".shardio-plan").read_bytes() == planned
+        commit(out)
+    else:
+        assert update(source, out).gone == 14
+    assert len(keys_of(out)) == len(left) - 14 and not (out / WORK).exists()
+
+
+def test_a_split_of_which_records_only_go_is_part_of_a_plan(split: tuple[Path, Path]) -> None:
+    out = split[1]
+    source = plant(out.parent / "src", {"train/class0/n.jpg": noise("n", 300)})
+    (source / "val/class0/001.jpg").unlink()
+    update(source, out, plan=True)
+    assert update(source, out, jobs=1).versions.keys() == {"test", "train", "val"}
+    assert "class0/001.jpg" not in keys_of(out / "val")
 
 
 def test_without_part_an_update_goes_on_with_what_parts_built(
@@ -645,6 +761,29 @@ def test_what_comes_between_the_parts_of_an_update_and_its_commit(
     expected = {path.relative_to(source).as_posix() for path in source.rglob("*.jpg")}
     hidden = {"drop": {"class2/003.jpg"}, "restore": {"class0/002.jpg"}}.get(what, set())
     assert there ^ expected == hidden and verify(out).damages == []
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_what_was_erased_meanwhile_is_not_brought_back_by_an_update_in_parts(
+    out: Path, source: Path, tmp_path: Path, planned: bool
+) -> None:
+    alter(source)
+    if planned:
+        update(source, out, plan=True)
+    update(source, out, part="1/1", jobs=1)
+    shutil.move(out / WORK, tmp_path / "kept")  # as one of another machine, for a store
+    drop(out, keys=["class1/001.jpg"], erase=True)
+    shutil.move(tmp_path / "kept", out / WORK)
+    before = log(out).versions
+    said = r"by the keys class1/001\.jpg\. Nothing was committed.*`shardio update --restart`"
+    for _ in range(2):
+        with pytest.raises(BusyError, match=said):
+            commit(out)
+    assert log(out).versions == before
+    (source / "class1/001.jpg").unlink()  # as it says
+    update(source, out, plan=True, restart=True)
+    update_parts(source, out, 2)
+    assert "class1/001.jpg" not in keys_of(out) and "zebra/new.jpg" in keys_of(out)
 
 
 def test_wrong_parts_of_an_update_are_named(out: Path, source: Path, more: Path) -> None:
