@@ -113,7 +113,10 @@ def _fork(asked: dict[str, Any]) -> dict[str, Any]:
     handle = os.pidfd_open(pid)
     limit_s = LIMIT_S if asked["limit_s"] is None else asked["limit_s"]
     if not select.select([handle], [], [], limit_s)[0]:
-        os.kill(pid, signal.SIGKILL) if asked["alone"] else os.killpg(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has no session of its own yet
+            if not asked["alone"]:
+                os.killpg(pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     os.close(handle)
     texts = []
