@@ -54,6 +54,7 @@ from ..storage.ranges import IN_FLIGHT, LEAST_IN_FLIGHT
 from ..storage.remote_file import RANGE
 from .reader import Reader
 from .window import (
+    NO_ROWS,
     NUMBER,
     PLACE,
     RAMP,
@@ -273,7 +274,7 @@ class Windows(Policy):
         self._between = int(self.run / self.mean_bytes) if selection is None else 0
 
     def draw(self, pieces: Pieces, drawn: DrawnPieces, rows: DrawnRows) -> None:
-        self.announce(unannounced_rows(drawn), self._between)
+        self.announce(_joined(unannounced_rows(drawn)), self._between)
 
     def advance(self, drawn: DrawnPieces) -> None:
         for span, done, _ in drawn:
@@ -505,9 +506,10 @@ class NetworkBlocks(Held):
         return self._requests(one_by_one, in_runs, self.partition.sharers)
 
     def draw(self, pieces: Pieces, drawn: DrawnPieces, rows: DrawnRows) -> None:
-        for span, _, rows_of in drawn:
-            span.early.update(span.unannounced(rows_of)[PLACE].tolist())
-        self.announce(unannounced_rows(drawn))
+        found = unannounced_rows(drawn)
+        for span, early in found:
+            span.early.update(early[PLACE].tolist())
+        self.announce(_joined(found))
 
     def advance(self, drawn: DrawnPieces) -> None:
         for span, done, _ in drawn:
@@ -559,6 +561,10 @@ class Ranges(Blocks):
             after = span.requested_to + len(ends)
             if after < span.records:
                 self._reader.will_open([span.locate(after)[0]])
+
+
+def _joined(found: list[tuple[Span, DrawnRows]]) -> DrawnRows:
+    return np.concatenate([NO_ROWS, *(rows for _, rows in found)], axis=1)
 
 
 # --- which one ------------------------------------------------------------------------------------

@@ -128,14 +128,13 @@ DrawnPieces: TypeAlias = list[tuple[Span, int, DrawnRows]]
 Pieces: TypeAlias = Sequence[tuple[int, int, int]]  # (span, first draw, count), as Batch has them
 
 
-def unannounced_rows(drawn: DrawnPieces) -> DrawnRows:
-    """Return the rows that are not held or announced yet, since the windows are still growing."""
-    unannounced = [
-        span.unannounced(rows)
+def unannounced_rows(drawn: DrawnPieces) -> list[tuple[Span, DrawnRows]]:
+    """Return the rows that are not held or announced yet, of spans whose windows still grow."""
+    return [
+        (span, span.unannounced(rows))
         for span, done, rows in drawn
         if span.ahead < min(done + span.window, span.records)
     ]
-    return np.concatenate([NO_ROWS, *unannounced], axis=1)
 
 
 def contiguous_runs(

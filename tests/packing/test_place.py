@@ -579,6 +579,17 @@ def test_parts_of_splits_are_one_commit(bucket: ObjectStore, tmp_path: Path) -> 
     assert not work.exists()
 
 
+def kill_commits(proxy: FaultProxy, url: str, direct: Storage, work: Path, *records: int) -> None:
+    """Kill a commit before its manifest is put, then one behind that; records: after each."""
+    lost = Rule("lost", path=NEWEST, method="PUT", times=1)  # it is there, and nobody knows
+    for committed, expected in enumerate(records):
+        proxy.rules(*[lost] * committed, Rule("timeout", path=NEWEST, method="PUT"))
+        proxy.reset()
+        kill_held(proxy, "commit", url, "--work-dir", work, faults=1 + committed)
+        proxy.rules()
+        assert len(keys_of(url, direct)) == expected
+
+
 def test_parts_and_a_commit_that_are_killed_are_run_again(
     through: ObjectStore, proxy: FaultProxy, many: Path, tmp_path: Path
 ) -> None:
@@ -593,13 +604,7 @@ def test_parts_and_a_commit_that_are_killed_are_run_again(
     proxy.reset()
     shardio.append(many, url, part="2/2", **more)
     assert puts(proxy, "/0000") == 1  # the one that was not there
-    lost = Rule("lost", path=NEWEST, method="PUT", times=1)  # it is there, and nobody knows
-    for committed in (0, 1):
-        proxy.rules(*[lost] * committed, Rule("timeout", path=NEWEST, method="PUT"))
-        proxy.reset()
-        kill_held(proxy, "commit", url, "--work-dir", work, faults=1 + committed)
-        proxy.rules()
-        assert len(keys_of(url, direct)) == len(before) + 15 * committed
+    kill_commits(proxy, url, direct, work, len(before), len(before) + 15)
     done = commit_parts(url, storage=direct, work_dir=work)
     assert [one.already for one in done] == [True] and not work.exists()
     assert done[0].version == log(url, storage=direct).versions[0].id
@@ -648,13 +653,7 @@ def test_parts_update_in_a_store_what_one_process_does_in_a_directory(
     kill_held(proxy, *line)
     proxy.rules()
     assert shardio.update(source, url, part="2/2", **more).built == 5
-    lost = Rule("lost", path=NEWEST, method="PUT", times=1)  # it is there, and nobody knows
-    for committed in (0, 1):
-        proxy.rules(*[lost] * committed, Rule("timeout", path=NEWEST, method="PUT"))
-        proxy.reset()
-        kill_held(proxy, "commit", url, "--work-dir", work, faults=1 + committed)
-        proxy.rules()
-        assert len(keys_of(url, direct)) == SHARDS * EACH + 6 * committed
+    kill_commits(proxy, url, direct, work, SHARDS * EACH, SHARDS * EACH + 6)
     (found,) = commit_parts(url, storage=direct, work_dir=work)
     (newest, oldest) = log(url, storage=direct).versions
     assert (newest.command, oldest.command) == ("update", "pack") and not work.exists()

@@ -15,6 +15,7 @@ import lmdb
 import numpy as np
 
 from support import small_datasets
+from support.tfrecord_frames import frame
 
 FORMATS = ("webdataset", "tfrecord", "recordio", "mds", "lmdb-caffe", "parquet", "imagefolder")
 SHARDED = ("webdataset", "tfrecord", "recordio", "mds", "parquet")
@@ -85,26 +86,12 @@ def tar_index(path: Path, names: bool = True) -> str:
     return "\n".join([head, *(" ".join(parts) for _, parts in lines), ""])
 
 
-def crc32c(data: bytes) -> int:
-    """Bit by bit (RFC 3720, appendix B.4)."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
 def tf_records(path: Path) -> list[bytes]:
     data, at, records, lines = path.read_bytes(), 0, [], []
     while at < len(data):
         (length,) = struct.unpack_from("<Q", data, at)
         body = data[at + 12 : at + 12 + length]
-        seals = struct.unpack_from("<I", data, at + 8) + struct.unpack_from(
-            "<I", data, at + 12 + length
-        )
-        assert seals == (crc32c(data[at : at + 8]), crc32c(body))
+        assert data[at : at + length + 16] == frame(body)
         lines.append(f"{at} {length + 16}\n")
         records.append(body)
         at += length + 16
